@@ -23,20 +23,18 @@ impl Save {
         let mut tasks = Tasks::new(ringtap_io::reactor().map_err(Error::Ring)?);
         let (io, job) = (tasks.io().clone(), job.clone());
         let end = tasks.block_on(async move {
-            let Begun { moment, successor, shown } = begun;
-            let is_plain = successor.is_none() && shown.is_none();
+            let Begun { moment, shown } = begun;
             let end = match shown {
                 Some(_) => moment.hold(&io, &job).await,
                 None => moment.save(&io, &job).await,
             };
-            if let Some((name, marks)) = successor {
-                if end.is_ok() || clears_always {
-                    cleared(&io, &disk, moment.disk(), &name, &marks).await;
-                }
-                moment.disk().forget_successor(&marks);
-            }
-            if is_plain {
+            if shown.is_none() && end.is_err() && moment.is_left(&job) {
                 moment.leave(&job);
+                return end;
+            }
+            let clears = end.is_ok() || clears_always;
+            if let Some(successor) = moment.successor().filter(|_| clears) {
+                cleared(&io, &disk, moment.disk(), successor).await;
             }
             end
         });

@@ -226,8 +226,8 @@ impl Line {
         let sync = self.arguments.get("sync").and_then(Value::as_str);
         match &*self.command {
             "blockdev-mirror" => true,
-            // By a bitmap it would have to be known what becomes of that.
-            "blockdev-backup" => sync == Some("full"),
+            // What shows its moment would have to be shown again.
+            "blockdev-backup" => sync != Some("none"),
             _ => false,
         }
     }

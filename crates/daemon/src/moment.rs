@@ -2,7 +2,6 @@
 
 use std::fmt::Display;
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 
 use ringtap_image::CacheMode;
@@ -10,7 +9,8 @@ use ringtap_image::bitmap_store::KeptIn;
 use ringtap_image::record::Transaction;
 use ringtap_io::{Io, Tasks};
 use ringtap_vbd::{
-    Backup, BitmapChange, Breaks, Busy, DirtyBitmap, Moment, Quiesced, StagedBitmaps, Tracker, Vbd,
+    Backup, BitmapChange, Breaks, Busy, DirtyBitmap, Moment, Quiesced, StagedBitmaps, Successor,
+    Vbd,
 };
 
 use crate::chain::{REST, STILL, TRIES};
@@ -46,8 +46,6 @@ pub(crate) struct Part {
 /// A backup that has begun.
 pub(crate) struct Begun {
     pub(crate) moment: Moment,
-    /// The bitmap that is to be as if it had been cleared at the moment.
-    pub(crate) successor: Option<(String, Arc<Tracker>)>,
     /// What the moment is read by, where it is only kept.
     pub(crate) shown: Option<ringtap_vbd::Disk>,
 }
@@ -85,18 +83,11 @@ async fn begin(io: &Io, mut parts: Vec<Part>) -> Result<Vec<Vec<Begun>>, Error> 
         staged.switch(still).await;
         match begin_backups(part, staged, still) {
             Ok(own) => begun.push(own),
-            Err(error) => {
-                begun.iter().flatten().for_each(Begun::forget);
-                return Err(error);
-            }
+            Err(error) => return Err(error),
         }
     }
     drop(still);
-    let end = commit(io, &parts, staged).await;
-    if end.is_err() {
-        begun.iter().flatten().for_each(Begun::forget);
-    }
-    end.map(|()| begun)
+    commit(io, &parts, staged).await.map(|()| begun)
 }
 
 /// Make the changes stable: those of all disks, or none, wherever the server is killed or the power is cut.
@@ -209,17 +200,7 @@ fn begin_backups(
     staged: &StagedBitmaps,
     still: &Quiesced<'_>,
 ) -> Result<Vec<Begun>, Error> {
-    let mut begun: Vec<Begun> = vec![];
-    for wanted in &part.backups {
-        match begin_backup(part, wanted, staged, still) {
-            Ok(one) => begun.push(one),
-            Err(error) => {
-                begun.iter().for_each(Begun::forget);
-                return Err(error);
-            }
-        }
-    }
-    Ok(begun)
+    part.backups.iter().map(|wanted| begin_backup(part, wanted, staged, still)).collect()
 }
 
 fn begin_backup(
@@ -244,36 +225,23 @@ fn begin_backup(
         breaks: wanted.breaks,
         ..Backup::new(part.vbd.clone(), wanted.to.clone())
     };
-    let moment = backup.begin_still(still).map_err(|error| failed(part, error))?;
+    let mut moment = backup.begin_still(still).map_err(|error| failed(part, error))?;
     let shown = wanted.held.map(|_| {
         let valid = staged.after().iter().filter(|one| one.lost.is_none());
         let marks: Vec<_> = valid.map(|one| (one.name.clone(), one.marks.clone())).collect();
         Vbd::new(moment.image(&marks), CacheMode::Writeback).disk().clone()
     });
-    let successor = by
-        .filter(|_| wanted.clears)
-        .map(|by| (by.name.clone(), part.vbd.succeed_bitmap(by, still)));
-    Ok(Begun { moment, successor, shown })
-}
-
-impl Begun {
-    /// It is not to be.
-    pub(crate) fn forget(&self) {
-        if let Some((_, marks)) = &self.successor {
-            self.moment.disk().forget_successor(marks);
-        }
+    // The bitmap is to be as if it had been cleared at the moment.
+    if let Some(by) = by.filter(|_| wanted.clears) {
+        moment.succeed_bitmap(by, still);
     }
+    Ok(Begun { moment, shown })
 }
 
 /// A backup has ended well: its bitmap has the marks since its moment alone.
-pub(crate) async fn cleared(
-    io: &Io,
-    disk: &Disk,
-    vbd: &ringtap_vbd::Disk,
-    name: &str,
-    marks: &Arc<Tracker>,
-) {
-    let changes = vec![BitmapChange::Replace(name.into(), marks.clone())];
+pub(crate) async fn cleared(io: &Io, disk: &Disk, vbd: &ringtap_vbd::Disk, successor: &Successor) {
+    let (name, marks) = (successor.name().to_owned(), successor.marks().clone());
+    let changes = vec![BitmapChange::Replace(name, marks)];
     let part =
         Part { disk: disk.clone(), vbd: vbd.clone(), changes, keeps: false, backups: vec![] };
     if let Err(error) = begin(io, vec![part]).await {

@@ -1,10 +1,12 @@
 //! Jobs that end for the next server to go on with: what of them does not stand in the ledger. Where no other process takes
 //! over the same server goes on with them, by the same.
 
-use ringtap_vbd::{Backup, IoStatus, Job, LeftToCopy, LeftToSave, Moment, Unfinished, Wishes};
+use ringtap_vbd::{
+    Backup, IoStatus, Job, LeftMarks, LeftToCopy, LeftToSave, Moment, Unfinished, Wishes,
+};
 
 use crate::control::JobType;
-use crate::handover::{CopyState, JobState, PageState, SaveState};
+use crate::handover::{CopyState, JobState, MarksState, PageState, SaveState};
 use crate::jobs::Entry;
 use crate::running::{DiskId, Running};
 
@@ -71,9 +73,24 @@ impl Passing {
                 copied = Some(copy);
             }
             Some(Left::Save(moment)) => {
-                let LeftToSave { granularity, size, zeroed, limit, marks } = moment.left();
+                let LeftToSave { granularity, size, zeroed, some, limit, marks, successor } =
+                    moment.left();
                 let marks = marks.into_iter().map(page).collect();
-                saved = Some(SaveState { target, granularity, size, zeroed, limit, marks });
+                let successor = successor.map(|left| {
+                    let LeftMarks { bitmap, granularity, recording, marks } = left;
+                    let marks = marks.into_iter().map(page).collect();
+                    MarksState { bitmap, granularity, recording, marks }
+                });
+                saved = Some(SaveState {
+                    target,
+                    granularity,
+                    size,
+                    zeroed,
+                    some,
+                    limit,
+                    marks,
+                    successor,
+                });
             }
             None => {}
         }
@@ -118,10 +135,22 @@ impl Running {
                 Some(Left::Copy(Unfinished::of(&served.vbd, &left)))
             }
             (None, Some(saved)) => {
-                let SaveState { target, granularity, size, zeroed, limit, marks } = saved;
+                let SaveState { target, granularity, size, zeroed, some, limit, marks, successor } =
+                    saved;
                 let (number, to) = found(&target)?;
                 disks.push(*number);
-                let left = LeftToSave { granularity, size, zeroed, limit, marks: bits(marks)? };
+                let marks = bits(marks)?;
+                let successor = successor.map(|left| {
+                    let MarksState { bitmap, granularity, recording, marks } = left;
+                    Ok::<_, String>(LeftMarks {
+                        bitmap,
+                        granularity,
+                        recording,
+                        marks: bits(marks)?,
+                    })
+                });
+                let successor = successor.transpose()?;
+                let left = LeftToSave { granularity, size, zeroed, some, limit, marks, successor };
                 let backup = Backup::new(served.vbd.clone(), to.vbd.clone());
                 let moment = backup.go_on(&left);
                 let moment = moment.map_err(|error| format!("the job {id}: {error}"))?;

@@ -24,8 +24,9 @@ use crate::mirror::content::{give, look};
 use crate::mirror::target::Target;
 use crate::mirror::together::{beside, together, within};
 use crate::track::Tracker;
-use crate::unfinished::LeftToSave;
-use crate::{Busy, Disk, Kind, Quiesced, Request, Vbd};
+use crate::{Busy, DirtyBitmap, Disk, Kind, Quiesced, Request, Successor, Vbd};
+
+mod left;
 
 /// The most bytes copied at once.
 const PIECE: u64 = 1 << 20;
@@ -77,6 +78,8 @@ pub(crate) struct Kept {
     granularity: u64,
     size: u64,
     zeroed: bool,
+    /// The target was a copy before.
+    some: bool,
     limit: Option<Time>,
     breaks: Breaks,
     /// Whether it has been said that requests fail.
@@ -95,6 +98,7 @@ pub struct Moment {
     requests: usize,
     /// Marks to be set again.
     taken: Option<(Arc<Tracker>, Map)>,
+    successor: Option<Successor>,
     saved: AtomicBool,
 }
 
@@ -171,20 +175,6 @@ impl Backup {
         Ok(self.keep(self.from.size()))
     }
 
-    /// Keep a moment of which another process has left so much to save: nothing has changed the disk since, and nobody does before this
-    /// has ended.
-    ///
-    /// # Errors
-    /// Where the target cannot hold it.
-    pub fn go_on(self, left: &LeftToSave) -> Result<Moment, MirrorError> {
-        // The disk may have grown since.
-        self.check_for(left.size)?;
-        let regions = Map::new(left.granularity);
-        regions.add_pages(&left.marks, left.size);
-        let LeftToSave { zeroed, limit, size, .. } = *left;
-        Ok(Backup { zeroed, limit, ..self }.keep_left(regions, size, None))
-    }
-
     fn check(&self) -> Result<(), MirrorError> {
         self.check_for(self.from.size())
     }
@@ -215,12 +205,17 @@ impl Backup {
         if self.changed.is_none() {
             left.mark(0..size);
         }
-        self.keep_left(left, size, taken)
+        self.keep_left(left, size, self.changed.is_some(), taken)
     }
 
-    fn keep_left(&self, left: Map, size: u64, taken: Option<(Arc<Tracker>, Map)>) -> Moment {
+    fn keep_left(
+        &self,
+        left: Map,
+        size: u64,
+        some: bool,
+        taken: Option<(Arc<Tracker>, Map)>,
+    ) -> Moment {
         // What holds only what has changed is put upon an earlier copy, or was one.
-        let some = self.changed.is_some();
         let target = Target::new(self.to.clone()).with_zeros_said(some);
         #[cfg(feature = "sabotage")]
         let target = target.with_ranges_unlocked(self.wrongs.unlocked);
@@ -230,6 +225,7 @@ impl Backup {
             left,
             size,
             zeroed: self.zeroed && !some,
+            some,
             limit: self.limit,
             breaks: self.breaks,
             told: AtomicBool::new(false),
@@ -241,7 +237,7 @@ impl Backup {
         shared.filters.install_before(&shared.door, filter.clone());
         let (from, saved) = (self.from.clone(), AtomicBool::new(false));
         let requests = self.requests;
-        Moment { from, kept, filter, requests, taken, saved }
+        Moment { from, kept, filter, requests, taken, successor: None, saved }
     }
 }
 
@@ -292,19 +288,14 @@ impl Moment {
         &self.from
     }
 
-    /// What of it is still to be saved.
-    pub fn left(&self) -> LeftToSave {
-        let Kept { left, granularity, size, zeroed, limit, .. } = &*self.kept;
-        let (granularity, size, zeroed, limit) = (*granularity, *size, *zeroed, *limit);
-        LeftToSave { granularity, size, zeroed, limit, marks: left.set_pages() }
+    /// Have what is marked from now on, which the disk stands still at, take a bitmap's place in the end.
+    pub fn succeed_bitmap(&mut self, of: &DirtyBitmap, still: &Quiesced<'_>) {
+        self.successor = Some(self.from.succeed_bitmap(of, still));
     }
 
-    /// Leave it to another job, where this one was cancelled for that and the moment is kept: requests go on waiting until what they
-    /// change is saved.
-    pub fn leave(self, job: &Job) {
-        if job.is_for_next() && self.is_whole() {
-            job.leave_moment(self);
-        }
+    /// What is to take a bitmap's place in the end.
+    pub fn successor(&self) -> Option<&Successor> {
+        self.successor.as_ref()
     }
 
     /// Save all of it: then the target, which is made stable, is what the disk was, and requests wait for nothing more.
@@ -330,7 +321,7 @@ impl Moment {
                 self.saved.store(true, SeqCst);
                 Ok(())
             }
-            Err(why) if job.is_for_next() && self.is_whole() => {
+            Err(why) if self.is_left(job) => {
                 job.set_phase(Phase::Failed);
                 return Err(why);
             }

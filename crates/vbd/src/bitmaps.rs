@@ -28,9 +28,11 @@ use crate::track::Tracker;
 
 mod alone;
 mod change;
+mod successor;
 
 pub use alone::BitmapsAlone;
 pub use change::{BitmapChange, MergedFrom, StagedBitmaps};
+pub use successor::Successor;
 
 /// Bytes of what is kept of a bitmap besides its bits, at most.
 const DESCRIPTION: u64 = 16 << 10;

@@ -67,7 +67,7 @@ pub use backup::{Backup, Breaks, Moment, View};
 #[cfg(feature = "sabotage")]
 #[doc(hidden)]
 pub use bitmaps::BitmapWrongs;
-pub use bitmaps::{BitmapChange, BitmapsAlone, DirtyBitmap, MergedFrom, StagedBitmaps};
+pub use bitmaps::{BitmapChange, BitmapsAlone, DirtyBitmap, MergedFrom, StagedBitmaps, Successor};
 pub use change::{Busy, Quiesced};
 pub use copy::{Copy, CopyError, Lost, copy};
 pub use differ::{Compare, CompareError, Found, compare};
@@ -95,6 +95,6 @@ pub use stream::StreamWrongs;
 pub use stream::{Stream, StreamError};
 pub use track::Tracker;
 pub use trouble::{Action, IoStatus, OnError, Trouble};
-pub use unfinished::{LeftToCopy, LeftToSave, Unfinished};
+pub use unfinished::{LeftMarks, LeftToCopy, LeftToSave, Unfinished};
 pub use vbd::Vbd;
 pub use workers::{Progress, Workers};

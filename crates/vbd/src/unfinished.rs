@@ -52,9 +52,26 @@ pub struct LeftToSave {
     pub size: u64,
     /// Whether the target read as zeros at first.
     pub zeroed: bool,
+    /// Whether the target was a copy already, and only some of the disk is saved.
+    pub some: bool,
     /// The longest that a guest's write may wait, in nanoseconds.
     pub limit: Option<Time>,
     /// The regions whose old content has not been saved.
+    pub marks: Vec<BitPage>,
+    /// What is to take a bitmap's place in the end.
+    pub successor: Option<LeftMarks>,
+}
+
+/// The marks that are to take a bitmap's place, in words for another process.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LeftMarks {
+    /// The bitmap's name.
+    pub bitmap: String,
+    /// Bytes of a region.
+    pub granularity: u64,
+    /// Whether requests are noted in it.
+    pub recording: bool,
+    /// The regions that have changed since the moment.
     pub marks: Vec<BitPage>,
 }
 

@@ -467,7 +467,7 @@ async fn replace(io: &Io, vbd: &Vbd, life: &Life, name: &str, rng: &mut fastrand
     let Ok(still) = vbd.quiesce(io, 1 << 40).await else { return };
     let of = vbd.dirty_bitmaps().into_iter().find(|one| one.name == name);
     let Some(of) = of else { return };
-    let marks = vbd.succeed_bitmap(&of, &still);
+    let mut successor = vbd.succeed_bitmap(&of, &still);
     let wanted = life.cleared(still_content(io, &still).await);
     drop(still);
     let slot = {
@@ -479,21 +479,28 @@ async fn replace(io: &Io, vbd: &Vbd, life: &Life, name: &str, rng: &mut fastrand
     };
     for _ in 0..rng.u32(0..60) {
         io.next_turn().await;
+        // As another job goes on with the backup.
+        if rng.u8(0..40) == 0 {
+            successor = successor.leave();
+            io.next_turn().await;
+            let Some(same) = successor.take_up() else { return };
+            successor = same;
+        }
     }
     if rng.bool() {
-        vbd.forget_successor(&marks);
+        drop(successor);
         life.named.borrow_mut().iter_mut().filter(|one| one.name == name).for_each(|one| {
             one.either.remove(slot);
         });
         return;
     }
-    let change = BitmapChange::Replace(name.into(), marks.clone());
+    let change = BitmapChange::Replace(name.into(), successor.marks().clone());
     let Ok(staged) = vbd.stage_bitmaps(io, vec![change]).await else { return };
     let Ok(still) = vbd.quiesce(io, 1 << 40).await else { return };
     staged.switch(&still).await;
     drop(still);
     let end = staged.commit(io).await;
-    vbd.forget_successor(&marks);
+    drop(successor);
     if end.is_ok() {
         life.replaced.set(life.replaced.get() + 1);
         settle(life, name);

@@ -4,8 +4,8 @@ use std::fs;
 use std::time::Duration;
 
 use crate::bench::{Bench, READY, ends, stop};
-use crate::jobs::{is_at_work, is_paused, jobs, until};
-use crate::mirrors::{EXPORT, FILE, ask, serve, target_image, went_on};
+use crate::jobs::{is_at_work, is_paused, jobs, qmp, until};
+use crate::mirrors::{EXPORT, FILE, ask, serve, target_image, there, went_on};
 
 #[test]
 fn backups_go_on_with_their_moment() {
@@ -56,17 +56,86 @@ fn backups_go_on_with_their_moment() {
     }
 }
 
-/// One that goes by a bitmap is not gone on with: the upgrade is refused, and says so.
+/// What is marked while the backup is at work is what the next one saves, and no more.
 #[test]
-fn a_backup_by_a_bitmap_keeps_the_server_where_it_is() {
+fn backups_by_a_bitmap_go_on_and_so_does_the_bitmap() {
+    for sync in [r#""sync":"incremental""#, r#""sync":"bitmap","bitmap-mode":"always""#] {
+        let mut bench = Bench::new();
+        target_image(&mut bench, FILE);
+        let mut server = serve(&mut bench, FILE);
+        let ended = |bench: &Bench| {
+            until(bench, |jobs| jobs.contains("concluded"));
+            ask(bench, "job-dismiss", r#""id":"j""#);
+        };
+        let begin = |bench: &Bench, sync: &str| {
+            let rest = r#""device":"vm","target":"there","job-id":"j","auto-dismiss":false"#;
+            ask(bench, "blockdev-backup", &format!("{rest},{sync}"));
+        };
+        ask(&bench, "block-dirty-bitmap-add", r#""node":"vm","name":"b","persistent":true"#);
+        begin(&bench, r#""sync":"full""#);
+        ended(&bench);
+        let load = bench.load("vu.sock", 1);
+        bench.verified(load);
+        fs::copy(bench.path("a.raw"), bench.path("moment.raw")).expect("a copy");
+        let marked = dirty(&bench);
+        begin(&bench, &format!(r#"{sync},"bitmap":"b","speed":1048576"#));
+        until(&bench, is_at_work);
+        bench.ends_with("disk limit vm --iops 60 --control unix:c.sock", 0);
+        let load = bench.load("vu.sock", 5);
+        for text in ["exit 1".to_owned(), format!("{READY}; sleep 0.3; exit 4")] {
+            std::thread::sleep(Duration::from_millis(300));
+            bench.install(&text);
+            bench.ends_with("upgrade unix:c.sock", 1);
+            until(&bench, is_at_work);
+        }
+        bench.install_again();
+        for _ in 0..2 {
+            let next = bench.upgrade("unix:c.sock");
+            ends(server);
+            server = next;
+            until(&bench, is_at_work);
+            let clear =
+                r#"{"execute":"block-dirty-bitmap-clear","arguments":{"node":"vm","name":"b"}}"#;
+            let refused = qmp(&bench, clear);
+            assert!(refused.contains("in use by another operation"), "{refused}");
+            std::thread::sleep(Duration::from_millis(300));
+        }
+        bench.verified(load);
+        ask(&bench, "block-job-set-speed", r#""device":"j","speed":0"#);
+        ended(&bench);
+        let log = bench.log();
+        assert!(!log.contains("begin it again") && !log.contains("has failed"), "{log}");
+        assert!(!log.contains("keeps what was marked before"), "{log}");
+        ask(&bench, "blockdev-del", r#""node-name":"there""#);
+        bench.ends_with("compare -f raw -F qcow2 moment.raw b.qcow2", 0);
+        there(&bench, FILE);
+        let since = dirty(&bench);
+        assert!(since < marked, "{since} bytes are marked, {marked} were");
+        begin(&bench, r#""sync":"incremental","bitmap":"b""#);
+        ended(&bench);
+        assert_eq!(dirty(&bench), 0);
+        stop(server);
+        bench.ends_with("compare -f raw -F qcow2 a.raw b.qcow2", 0);
+        bench.ends_with("compare -f raw -F raw moment.raw a.raw", 1);
+    }
+}
+
+/// How many bytes the bitmap says have changed.
+fn dirty(bench: &Bench) -> u64 {
+    let all = qmp(bench, r#"{"execute":"query-named-block-nodes"}"#);
+    let of = all.split("\"dirty-bitmaps\"").nth(1).unwrap_or_default();
+    let after = of.split("\"count\":").nth(1).unwrap_or_default().trim_start();
+    let digits: String = after.chars().take_while(char::is_ascii_digit).collect();
+    digits.parse().unwrap_or_else(|_| panic!("{all}"))
+}
+
+/// One whose moment is shown is not gone on with: the upgrade is refused, and says so.
+#[test]
+fn a_moment_that_is_shown_keeps_the_server_where_it_is() {
     let mut bench = Bench::new();
     target_image(&mut bench, FILE);
     let server = serve(&mut bench, FILE);
-    ask(&bench, "block-dirty-bitmap-add", r#""node":"vm","name":"b","persistent":true"#);
-    let load = bench.load("vu.sock", 1);
-    bench.verified(load);
-    let begin = r#""device":"vm","target":"there","job-id":"j","sync":"incremental","bitmap":"b","speed":1048576"#;
-    ask(&bench, "blockdev-backup", begin);
+    ask(&bench, "blockdev-backup", r#""device":"vm","target":"there","job-id":"j","sync":"none""#);
     until(&bench, is_at_work);
     let said = bench.ends_with("upgrade unix:c.sock", 1);
     assert!(said.contains("the job j is at work"), "{said}");

@@ -31,9 +31,14 @@ pub fn serve(bench: &mut Bench, target: &str) -> u32 {
     let (_child, server) = bench.serve(&line);
     let load = bench.load("vu.sock", 1);
     bench.verified(load);
+    there(bench, target);
+    server
+}
+
+/// Have the node `there`.
+pub fn there(bench: &Bench, target: &str) {
     let target = target.replace("DIR", &bench.dir.path().display().to_string());
     ask(bench, "blockdev-add", &format!(r#""node-name":"there",{target}"#));
-    server
 }
 
 /// The image that `target` is about; where that is an export, the server of it.

@@ -110,8 +110,9 @@ impl BlockdevBackup {
     /// Bring that moment to its end, which another job has kept until now.
     fn go_on(self, running: &mut Running, moment: Moment) -> Result<Done, Refusal> {
         let id = running.one_of(Some(&self.device), None)?;
-        let (_, own) = self.ask(running, id, &[])?.split();
-        running.begin_backup(Begun { moment, successor: None, shown: None }, own)?;
+        let known: Vec<_> = moment.disk().dirty_bitmaps().into_iter().map(Known::from).collect();
+        let (_, own) = self.ask(running, id, &known)?.split();
+        running.begin_backup(Begun { moment: moment.take_up(), shown: None }, own)?;
         Ok(Done {})
     }
 
@@ -181,6 +182,8 @@ impl BlockdevBackup {
             let more = json!({
                 "target": self.target,
                 "sync": self.sync.word(),
+                "bitmap": self.bitmap,
+                "bitmap-mode": self.bitmap_mode.map(BitmapMode::word),
                 "__ringtap_guest-timeout": self.guest_timeout,
             });
             new.line = running.line(&new, Self::NAME, more);

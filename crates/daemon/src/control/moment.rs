@@ -202,7 +202,7 @@ impl Moments {
                     for (begun, own) in jobs {
                         match end {
                             Ok(()) => end = running.begin_backup(begun, own),
-                            Err(_) => begun.forget(),
+                            Err(_) => drop(begun),
                         }
                     }
                     end
@@ -252,8 +252,8 @@ impl Running {
         let found = own.new.disk.and_then(|id| Some((id, self.disks.get(&id)?)));
         let found = found.ok_or_else(|| Refusal::new("the disk is gone"));
         let checked = found.and_then(|found| self.check_job_id(&own.new.id).map(|()| found));
-        let (id, served) = checked.inspect_err(|_| begun.forget())?;
-        let bitmap = begun.successor.as_ref().map(|(name, _)| (id, name.clone()));
+        let (id, served) = checked?;
+        let bitmap = begun.moment.successor().map(|one| (id, one.name().to_owned()));
         let save = Save { disk: served.disk.clone(), clears_always: own.clears_always, begun };
         if let Some(served) = target.and_then(|target| self.disks.get_mut(&target)) {
             served.moment = save.begun.shown.clone();

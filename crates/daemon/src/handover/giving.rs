@@ -12,7 +12,9 @@ use ringtap_vbd::DirtyBitmap;
 use sd_notify::NotifyState;
 
 use super::channel::{Channel, Kind};
-use super::state::{DeviceState, DiskState, GroupState, ListenerState, MountState, State, encode};
+use super::state::{
+    DeviceState, DiskState, GroupState, ListenerState, MountState, SaveState, State, encode,
+};
 use super::still::Still;
 use super::{CHANNEL, UNDER_WAY, asked, leave_all, lock, storage, whole};
 use crate::events::notify;
@@ -412,6 +414,8 @@ impl Running {
             }
         }
         for job in self.jobs_passed() {
+            let is_by_bitmap = job.saved.as_ref().is_some_and(SaveState::is_by_bitmap);
+            state.by_bitmaps.extend(is_by_bitmap.then(|| job.id.clone()));
             state.backups.extend(job.saved.is_some().then(|| job.id.clone()));
             state.jobs.push(job.id);
         }

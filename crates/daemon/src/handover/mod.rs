@@ -29,7 +29,7 @@ use ringtap_vbd::Disk;
 
 pub(crate) use closing::Closing;
 pub(crate) use giving::{Wish, begin, note_program, tell_asker};
-pub(crate) use state::{CopyState, JobState, PageState, SaveState};
+pub(crate) use state::{CopyState, JobState, MarksState, PageState, SaveState};
 pub(crate) use taking::{Taking, left_out};
 
 use crate::Address;

@@ -1,7 +1,8 @@
 //! What a server passes to the next: as JSON behind a line that says of which version it is, how long, and its checksum.
 //!
 //! Versions are read for ever: `tests/handover` has some of each. What is new in a version is optional, with a default; where
-//! there is something that an older program could not do without the version is higher, so that it refuses. Version 2 has jobs, version 3 backups.
+//! there is something that an older program could not do without the version is higher, so that it refuses. Version 2 has jobs, version 3 backups, version 4
+//! those that go by a bitmap.
 
 use std::path::PathBuf;
 
@@ -9,7 +10,8 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 /// The newest that is read, and what is written where nothing needs it.
-const NEWEST: u32 = 3;
+const NEWEST: u32 = 4;
+const WITH_BACKUPS: u32 = 3;
 const WITH_JOBS: u32 = 2;
 const PLAIN: u32 = 1;
 const FORMAT: &str = "ringtap-handover";
@@ -33,6 +35,9 @@ pub(crate) struct State {
     /// Those of them that are backups.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) backups: Vec<String>,
+    /// Those of these that go by a bitmap.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) by_bitmaps: Vec<String>,
 }
 
 /// A disk that is a block device of this host, which the driver keeps: no descriptor goes with it.
@@ -139,9 +144,35 @@ pub(crate) struct SaveState {
     pub(crate) size: u64,
     /// Whether the target read as zeros at first.
     pub(crate) zeroed: bool,
+    /// Whether the target was a copy already, and only some of the disk is saved.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) some: bool,
     /// How long a guest's write may wait, in nanoseconds.
     pub(crate) limit: Option<u64>,
     /// The regions whose old content has not been saved.
+    pub(crate) marks: Vec<PageState>,
+    /// What is to take a bitmap's place in the end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) successor: Option<MarksState>,
+}
+
+impl SaveState {
+    /// Whether it goes by a bitmap.
+    pub(crate) fn is_by_bitmap(&self) -> bool {
+        self.some || self.successor.is_some()
+    }
+}
+
+/// Marks that are to take a bitmap's place.
+#[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct MarksState {
+    /// The bitmap's name.
+    pub(crate) bitmap: String,
+    /// Bytes of a region.
+    pub(crate) granularity: u64,
+    /// Whether requests are noted in it.
+    pub(crate) recording: bool,
+    /// The regions that have changed since the backup's moment.
     pub(crate) marks: Vec<PageState>,
 }
 
@@ -189,23 +220,26 @@ pub(crate) trait Versioned: Serialize {
     fn version(&self) -> u32;
 }
 
-fn version(jobs: bool, backups: bool) -> u32 {
-    match (jobs, backups) {
-        (_, true) => NEWEST,
-        (true, false) => WITH_JOBS,
-        (false, false) => PLAIN,
+fn version(jobs: bool, backups: bool, by_bitmaps: bool) -> u32 {
+    match (jobs, backups, by_bitmaps) {
+        (_, _, true) => NEWEST,
+        (_, true, false) => WITH_BACKUPS,
+        (true, false, false) => WITH_JOBS,
+        (false, false, false) => PLAIN,
     }
 }
 
 impl Versioned for State {
     fn version(&self) -> u32 {
-        version(!self.jobs.is_empty(), !self.backups.is_empty())
+        version(!self.jobs.is_empty(), !self.backups.is_empty(), !self.by_bitmaps.is_empty())
     }
 }
 
 impl Versioned for Connections {
     fn version(&self) -> u32 {
-        version(!self.jobs.is_empty(), self.jobs.iter().any(|job| job.saved.is_some()))
+        let mut saved = self.jobs.iter().filter_map(|job| job.saved.as_ref()).peekable();
+        let backups = saved.peek().is_some();
+        version(!self.jobs.is_empty(), backups, saved.any(SaveState::is_by_bitmap))
     }
 }
 
@@ -294,13 +328,15 @@ pub(crate) fn decode<T: DeserializeOwned>(text: &[u8]) -> Result<T, String> {
 mod tests {
     use super::*;
 
-    const STORED: [&[u8]; 6] = [
+    const STORED: [&[u8]; 8] = [
         include_bytes!("../../tests/handover/version-1.state"),
         include_bytes!("../../tests/handover/version-1.connections"),
         include_bytes!("../../tests/handover/version-2.state"),
         include_bytes!("../../tests/handover/version-2.connections"),
         include_bytes!("../../tests/handover/version-3.state"),
         include_bytes!("../../tests/handover/version-3.connections"),
+        include_bytes!("../../tests/handover/version-4.state"),
+        include_bytes!("../../tests/handover/version-4.connections"),
     ];
 
     fn state() -> State {
@@ -333,6 +369,7 @@ mod tests {
             devices: vec![],
             jobs: vec![],
             backups: vec![],
+            by_bitmaps: vec![],
         }
     }
 
@@ -388,14 +425,31 @@ mod tests {
             granularity: 65536,
             size: 64 << 20,
             zeroed: true,
+            some: false,
             limit: Some(1_000_000_000),
             marks: vec![PageState::new(1, &[7])],
+            successor: None,
         };
         let saved = Some(saved);
         let backup = JobState { id: "s".into(), disk: "a".into(), saved, ..JobState::default() };
         let (jobs, backups) = (vec!["s".into()], vec!["s".into()]);
         let state = State { jobs, backups, ..state() };
         (state, Connections { jobs: vec![backup], ..connections() })
+    }
+
+    fn with_a_bitmap() -> (State, Connections) {
+        let (mut state, mut connections) = with_a_backup();
+        state.by_bitmaps = state.backups.clone();
+        for saved in connections.jobs.iter_mut().filter_map(|job| job.saved.as_mut()) {
+            (saved.zeroed, saved.some) = (false, true);
+            saved.successor = Some(MarksState {
+                bitmap: "daily".into(),
+                granularity: 4096,
+                recording: true,
+                marks: vec![PageState::new(2, &[9, 0, 1 << 62])],
+            });
+        }
+        (state, connections)
     }
 
     #[test]
@@ -411,6 +465,8 @@ mod tests {
             write("version-2.connections", encode(&with_jobs().1));
             write("version-3.state", encode(&with_a_backup().0));
             write("version-3.connections", encode(&with_a_backup().1));
+            write("version-4.state", encode(&with_a_bitmap().0));
+            write("version-4.connections", encode(&with_a_bitmap().1));
             return;
         }
         assert_eq!(decode(STORED[0]), Ok(state()));
@@ -420,9 +476,12 @@ mod tests {
         assert_eq!((state, connections), (Ok(with_jobs().0), Ok(with_jobs().1)));
         assert!(STORED[..2].iter().all(|stored| stored.starts_with(b"ringtap-handover 1 ")));
         assert!(STORED[2..4].iter().all(|stored| stored.starts_with(b"ringtap-handover 2 ")));
-        assert!(STORED[4..].iter().all(|stored| stored.starts_with(b"ringtap-handover 3 ")));
+        assert!(STORED[4..6].iter().all(|stored| stored.starts_with(b"ringtap-handover 3 ")));
+        assert!(STORED[6..].iter().all(|stored| stored.starts_with(b"ringtap-handover 4 ")));
         let (state, connections) = (decode::<State>(STORED[4]), decode::<Connections>(STORED[5]));
         assert_eq!((state, connections), (Ok(with_a_backup().0), Ok(with_a_backup().1)));
+        let (state, connections) = (decode::<State>(STORED[6]), decode::<Connections>(STORED[7]));
+        assert_eq!((state, connections), (Ok(with_a_bitmap().0), Ok(with_a_bitmap().1)));
         let page = PageState::new(3, &[5, 1 << 63]);
         assert_eq!(page.words(), Some((3, vec![5, 1 << 63])));
         assert_eq!(PageState { bits: "zz".into(), ..page }.words(), None);
@@ -438,9 +497,9 @@ mod tests {
     fn another_version_and_what_is_damaged_is_refused() {
         let good = encode(&state()).expect("it is written");
         let text = String::from_utf8(good.clone()).expect("text");
-        let newer = text.replacen(" 1 ", " 4 ", 1);
+        let newer = text.replacen(" 1 ", " 999 ", 1);
         let why = decode::<State>(newer.as_bytes()).expect_err("newer");
-        assert!(why.contains("version 4"), "{why}");
+        assert!(why.contains("version 999"), "{why}");
         for at in 0..good.len() {
             let mut bad = good.clone();
             bad[at] ^= 1;

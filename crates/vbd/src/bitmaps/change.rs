@@ -34,7 +34,7 @@ pub enum BitmapChange {
     Record(String, bool),
     /// What is marked in others is marked in it, too.
     Merge(String, Vec<MergedFrom>),
-    /// It has these marks: [`Disk::succeed_bitmap`]'s.
+    /// It has these marks: a [`super::Successor`]'s.
     Replace(String, Arc<Tracker>),
 }
 
@@ -90,30 +90,7 @@ impl Drop for StagedBitmaps {
 }
 
 impl Disk {
-    /// Marks for a bitmap that is to be as if it had been cleared at this moment, once what was marked is no longer needed:
-    /// requests are noted in both from now on. The disk stands still. Once [`BitmapChange::Replace`] is committed, or where
-    /// that is not to be, [`Disk::forget_successor`].
-    pub fn succeed_bitmap(&self, of: &DirtyBitmap, _: &Quiesced<'_>) -> Arc<Tracker> {
-        let marks = self.new_marks(of.marks.granularity(), of.persistent);
-        if of.recording {
-            self.shared.bitmaps.also_mark(marks.map());
-        }
-        marks
-    }
-
-    /// They are a bitmap's by now, or not needed.
-    pub fn forget_successor(&self, marks: &Arc<Tracker>) {
-        let bitmaps = &self.shared.bitmaps;
-        bitmaps.mark_no_more(marks.map());
-        let is_used = lock(&bitmaps.all).iter().any(|one| Arc::ptr_eq(&one.marks, marks));
-        if let (Some(keep), Some(number)) = (bitmaps.keep(), marks.map().number()) {
-            if !is_used {
-                keep.store.memory().forget(number);
-            }
-        }
-    }
-
-    fn new_marks(&self, granularity: u64, persistent: bool) -> Arc<Tracker> {
+    pub(super) fn new_marks(&self, granularity: u64, persistent: bool) -> Arc<Tracker> {
         let keep = self.shared.bitmaps.keep().filter(|_| persistent);
         let map = match keep {
             Some(keep) => Map::outliving(granularity, keep.store.memory().clone(), new_number()),

@@ -136,7 +136,7 @@ fn what_is_staged_is_marked_whoever_else_comes_and_goes() {
             let successor = own.succeed_bitmap(&of, &still);
             drop(still);
             dirty(&io, &own, 5).await;
-            own.forget_successor(&successor);
+            drop(successor);
             dirty(&io, &own, 9).await;
             staged.commit(&io).await.expect("stable");
         });
