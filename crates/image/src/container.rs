@@ -18,15 +18,15 @@ use crate::place::path_of;
 use crate::restart::Facts;
 use crate::{Error, Format, OpenError, OpenOptions, Place, Standing, lock, record};
 
+mod cached;
 mod facts;
 mod found;
 mod status;
 mod store;
 mod syncs;
 
-use facts::{
-    direct_alignment, drop_cached_pages, len_of, on_rotating_medium, work_in_memory_inline,
-};
+use cached::drop_cached_pages;
+use facts::{direct_alignment, len_of, on_rotating_medium, work_in_memory_inline};
 use syncs::Syncs;
 
 /// The most that one metadata transfer moves.
@@ -310,6 +310,11 @@ impl Container {
     /// The open file, where it is a real one.
     pub(crate) fn open_file(&self) -> Option<&OpenFile> {
         self.open.as_deref().map(|locked| &**locked)
+    }
+
+    /// Who else has it open for writing, and that it has. What this process holds of it by this container does not count.
+    pub fn writer(&self) -> Option<(String, &'static str)> {
+        lock::writer(self.open_file()?.as_fd(), &self.path)
     }
 
     /// Whether it is the reactor's alone: no file of this host, and on no server.

@@ -142,6 +142,12 @@ fn take(fd: BorrowedFd<'_>, path: &Path, write: bool) -> Result<(), OpenError> {
     }
 }
 
+/// Who has it open for writing, as far as that can be told.
+pub(crate) fn writer(fd: BorrowedFd<'_>, path: &Path) -> Option<(String, &'static str)> {
+    let Conflict { held, holder } = conflict(fd, path, &[], &[WRITE, RESIZE]).ok().flatten()?;
+    Some((holder.map_or_else(|| unseen(path), |holder| holder.to_string()), held))
+}
+
 struct Conflict {
     held: &'static str,
     holder: Option<Holder>,

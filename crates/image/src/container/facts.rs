@@ -2,10 +2,10 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsFd;
 
 use ringtap_io::{OpenFile, PAGE};
-use rustix::fs::{Advice, AtFlags, SeekFrom, StatxFlags};
+use rustix::fs::{AtFlags, SeekFrom, StatxFlags};
 
 const STATX_DIOALIGN: StatxFlags = StatxFlags::from_bits_retain(0x2000);
 
@@ -34,18 +34,6 @@ pub(super) fn on_rotating_medium(file: &OpenFile) -> io::Result<bool> {
         fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/{queue}/rotational")).ok()
     });
     Ok(told.is_some_and(|told| told.trim() == "1"))
-}
-
-/// Where pages of the file are cached, the kernel passes each write on to a worker that takes them away
-/// first. Pages that have not been written yet hold up who drops them for as long as that takes, so
-/// nobody waits for it; and the file is opened once more, for a copy of the descriptor would keep its
-/// locks. That they cannot be dropped is not worth a word.
-pub(super) fn drop_cached_pages(file: &OpenFile) {
-    let again = fs::File::open(format!("/proc/self/fd/{}", file.as_fd().as_raw_fd()));
-    let Ok(again) = again else { return };
-    let _ = std::thread::Builder::new()
-        .name("drop cached".into())
-        .spawn(move || rustix::fs::fadvise(&again, 0, None, Advice::DontNeed));
 }
 
 pub(super) fn len_of(file: impl AsFd) -> io::Result<u64> {

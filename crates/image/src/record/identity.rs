@@ -3,11 +3,10 @@
 
 use std::fs;
 use std::os::fd::AsFd;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use ringtap_io::FileHandle;
-use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Statx, StatxFlags};
 
 use crate::boot;
 
@@ -21,23 +20,27 @@ pub fn identity(path: &Path) -> Option<String> {
 }
 
 fn identity_below(path: &Path, deepest: u32) -> Option<String> {
-    let kind = fs::metadata(path).ok()?;
-    if kind.file_type().is_block_device() {
-        let (major, minor) = (rustix::fs::major(kind.rdev()), rustix::fs::minor(kind.rdev()));
-        let folder = fs::canonicalize(format!("/sys/dev/block/{major}:{minor}")).ok()?;
-        return device(&folder, deepest.checked_sub(1)?);
-    }
-    if !kind.is_file() {
-        return None;
-    }
     let file = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?;
-    file_identity(&file)
+    let facts = facts(&file)?;
+    match FileType::from_raw_mode(facts.stx_mode.into()) {
+        FileType::BlockDevice => {
+            let (major, minor) = (facts.stx_rdev_major, facts.stx_rdev_minor);
+            let folder = fs::canonicalize(format!("/sys/dev/block/{major}:{minor}")).ok()?;
+            device(&folder, deepest.checked_sub(1)?)
+        }
+        FileType::RegularFile => file_identity(&file, &facts),
+        _ => None,
+    }
+}
+
+fn facts(file: impl AsFd) -> Option<Statx> {
+    let wanted = StatxFlags::TYPE | StatxFlags::INO | StatxFlags::BTIME;
+    rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, wanted).ok()
 }
 
 /// The handle has the inode's number and generation; the time of birth stands for that where there is no
 /// handle. Neither is anybody's to choose.
-fn file_identity(file: impl AsFd) -> Option<String> {
-    let facts = rustix::fs::statx(&file, "", AtFlags::EMPTY_PATH, StatxFlags::BTIME).ok()?;
+fn file_identity(file: impl AsFd, facts: &Statx) -> Option<String> {
     let born = facts.stx_mask & StatxFlags::BTIME.bits() != 0;
     let handle = FileHandle::of(&file).ok();
     if handle.is_none() && !born {
@@ -97,7 +100,8 @@ fn device(folder: &Path, deepest: u32) -> Option<String> {
 #[cfg(test)]
 fn identity_of_link(path: &Path) -> Option<String> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    file_identity(rustix::fs::open(path, flags, Mode::empty()).ok()?)
+    let file = rustix::fs::open(path, flags, Mode::empty()).ok()?;
+    file_identity(&file, &facts(&file)?)
 }
 
 #[cfg(test)]
