@@ -143,11 +143,13 @@ fn look_at(
         }
         end => end?,
     };
+    // Where nobody is kept off it is said who is there.
+    layer.in_use = layer.in_use.or_else(|| container.writer());
     layer.len = container.len();
     layer.verified = container.is_verified();
     let opened = container.clone();
     // Of one that is being served that says nothing.
-    let at_rest = !options.force_share;
+    let at_rest = layer.in_use.is_none();
     let own = container.clone();
     if format == Format::Qcow2 {
         let (header, snapshots, bitmaps, inside) = on_a_ring(path, |io| async move {

@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 pub use ringtap_image::qcow2::{Repair, Report};
 
 use ringtap_image::{
-    Container, Format, LeftBehind, OpenError, OpenOptions, Place, RestartChoice, Standing,
-    on_a_ring, open_place, qcow2, vhd, vhdx,
+    Container, Format, OpenError, OpenOptions, Place, RestartChoice, on_a_ring, open_place, qcow2,
+    vhd, vhdx,
 };
 
 use crate::opening::{self, Writing};
-use crate::{Doing, Error};
+use crate::{Doing, Error, waits_for_nothing};
 
 /// What is looked at, and what is done about it.
 #[derive(Clone, Debug)]
@@ -91,32 +91,18 @@ fn check_qcow2(job: &Check<'_>) -> Result<Report, Error> {
     Ok(report)
 }
 
-/// The image to be looked at. Without what a killed server left its tables are not those that its guest
-/// knows.
+/// The image to be looked at.
 fn at_rest(job: &Check<'_>, format: Format) -> Result<Container, Error> {
     let container = opening::container(job.path, job.force_share)?;
-    if job.force_share {
-        return Ok(container);
+    if !job.force_share || container.writer().is_none() {
+        waits_for_nothing(
+            &container,
+            format,
+            job.writing(format).options(),
+            "add --restart-log use to take them up, or --restart-log drop to leave the image as it is",
+        )?;
     }
-    let left = if format == Format::Vhd {
-        vhd::left(&container)?
-    } else {
-        let own = container.clone();
-        let options = OpenOptions { read_only: true, ..job.writing(format).options() };
-        on_a_ring(job.path, |io| async move {
-            let header = qcow2::Header::read(&io, &own).await?;
-            qcow2::left(&own, &header, &options)
-        })??
-    };
-    match left {
-        None | Some(LeftBehind { standing: Some(Standing::Other(_)), .. }) => Ok(container),
-        Some(left) => Err(Error::Refused(format!(
-            "{}: {} that are not in the image: add --restart-log use to take them up, or \
-             --restart-log drop to leave the image as it is",
-            job.path.display(),
-            left.told()
-        ))),
-    }
+    Ok(container)
 }
 
 /// Whether it is not for the image's own tables that what a killed server left could not be taken up.

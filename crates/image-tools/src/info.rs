@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use ringtap_image::qcow2::header::incompatible;
 use ringtap_image::qcow2::{BitmapEntry, Crypt, Header, Snapshot};
 use ringtap_image::{
-    CacheMode, Format, LeftBehind, OpenError, OpenOptions, is_store, luks, open, probe, record,
+    CacheMode, Format, LeftBehind, OpenError, is_store, luks, open, probe, record,
 };
 use rustix::fs::{AtFlags, CWD, StatxFlags};
 
@@ -221,8 +221,8 @@ impl Info {
 
     /// What opening it tells.
     fn open(&mut self, layer: &Layer, reading: &Reading) -> Result<(), Error> {
-        let mut options =
-            OpenOptions { force_share: true, ..reading.options(layer.format, CacheMode::None)? };
+        let mut options = reading.options(layer.format, CacheMode::None)?;
+        (options.force_share, options.heed_log) = (true, false);
         let mut image = open(&layer.path, &options);
         let mut direct = !is_null(&layer.path);
         if matches!(&image, Err(OpenError::Os { source, .. }) if source.kind() == io::ErrorKind::InvalidInput)

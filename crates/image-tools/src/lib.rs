@@ -66,6 +66,7 @@ pub mod resize;
 mod secret;
 pub mod snapshot;
 mod unfinished;
+mod waiting;
 mod watch;
 
 pub use create::{BackingFile, FormatOptions, NamedFormat, NewImage};
@@ -74,4 +75,5 @@ pub use error::Error;
 pub use opening::{Known, Names, Reading, Writing, format_of, format_to_write};
 pub use ringtap_vbd::Progress;
 pub use secret::{LazySecret, read_secret};
+pub use waiting::waits_for_nothing;
 pub use watch::{Note, Watch, Watcher, unwatched};

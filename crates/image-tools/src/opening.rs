@@ -56,6 +56,7 @@ impl Reading {
             cache,
             read_only: true,
             force_share: self.force_share,
+            heed_log: self.force_share,
             allow_backing: self.names.backing.clone(),
             data_files: self.names.data_files.clone(),
             secret: self.secret.as_ref().map(LazySecret::read).transpose()?,

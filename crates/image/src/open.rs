@@ -24,6 +24,8 @@ pub struct OpenOptions {
     pub read_only: bool,
     /// Take no lock, and look at the image though others may write to it. Read-only.
     pub force_share: bool,
+    /// With that: look in the restart log all the same where nobody writes to the image, and say so where somebody does.
+    pub heed_log: bool,
     /// Files that images may name as what lies below them or as a part of them, and folders with such.
     pub allow_backing: Vec<PathBuf>,
     /// Files that images may name as their external data files.

@@ -5,7 +5,7 @@ use std::fs;
 
 use ringtap_tests::plain;
 
-use crate::{Back, Case, Format, put_back};
+use crate::{Back, Case, Client, Format, put_back};
 
 /// Every verb says what waits: those that read show it, the others end with an error.
 #[test]
@@ -19,9 +19,21 @@ fn every_verb_tells_the_truth() {
         let facts: serde_json::Value = serde_json::from_slice(&info.stdout).expect("JSON");
         assert_eq!(facts["restart-log"]["state"], "waiting", "{facts}");
         assert!(facts["restart-log"]["changes"].as_u64() > Some(0), "{facts}");
-        let check = case.ringtap(&["check", "-f", name, plain(&image)]);
-        assert_eq!(check.status.code(), Some(1), "{check:?}");
-        assert!(String::from_utf8_lossy(&check.stderr).contains("--restart-log use"), "{check:?}");
+        for share in [&[][..], &["-U"]] {
+            let check = [&["check", "-f", name, plain(&image)][..], share].concat();
+            let check = case.ringtap(&check);
+            assert_eq!(check.status.code(), Some(1), "{check:?}");
+            let said = String::from_utf8_lossy(&check.stderr);
+            assert!(said.contains("--restart-log use"), "{check:?}");
+        }
+        // Of a copy that is read elsewhere nobody would know that something is missing.
+        let shown = case.path("shown");
+        fs::create_dir(&shown).expect("a folder");
+        let published = case.ringtap(&["publish", "-q", plain(&image), plain(&shown)]);
+        assert_eq!(published.status.code(), Some(1), "{published:?}");
+        let said = String::from_utf8_lossy(&published.stderr);
+        assert!(said.contains("that are not in the image"), "{published:?}");
+        assert_eq!(fs::read_dir(&shown).expect("a folder").count(), 0);
         let map = case.ringtap(&["map", "-f", name, "--output", "json", plain(&image)]);
         let map: serde_json::Value = serde_json::from_slice(&map.stdout).expect("JSON");
         let data: u64 = map
@@ -49,13 +61,17 @@ fn verbs_that_read_show_what_waits() {
         let (image, name) = (case.image(), format.name());
         let (expected, to) = (case.path("expected"), case.path("dd"));
         fs::write(&expected, &case.disk).expect("a file");
-        let compare = ["compare", "-f", name, "-F", "raw", plain(&image), plain(&expected)];
-        let compared = case.ringtap(&compare);
-        assert!(compared.status.success(), "{format:?}: {compared:?}");
-        let (from, into) = (format!("if={}", plain(&image)), format!("of={}", plain(&to)));
-        let copied = case.ringtap(&["dd", "-f", name, "-O", "raw", "bs=64k", &from, &into]);
-        assert!(copied.status.success(), "{format:?}: {copied:?}");
-        assert!(fs::read(&to).expect("a file") == case.disk, "{format:?}: dd");
+        for share in [&[][..], &["-U"]] {
+            let compare = ["compare", "-f", name, "-F", "raw", plain(&image), plain(&expected)];
+            let compared = case.ringtap(&[&compare[..], share].concat());
+            assert!(compared.status.success(), "{format:?} {share:?}: {compared:?}");
+            let (from, into) = (format!("if={}", plain(&image)), format!("of={}", plain(&to)));
+            let dd = ["dd", "-f", name, "-O", "raw", "bs=64k", &from, &into];
+            let copied = case.ringtap(&[&dd[..], share].concat());
+            assert!(copied.status.success(), "{format:?} {share:?}: {copied:?}");
+            assert!(copied.stderr.is_empty(), "{format:?} {share:?}: {copied:?}");
+            assert!(fs::read(&to).expect("a file") == case.disk, "{format:?} {share:?}: dd");
+        }
         let measure = |path: &str| {
             let words = ["measure", "-f", name, "-O", "qcow2", "--output", "json", path];
             let end = case.ringtap(&words);
@@ -152,5 +168,31 @@ fn what_is_not_used_of_a_log_is_said() {
         assert!(end.status.success(), "{format:?}: {said}");
         assert!(said.contains("not used, of what a killed server left"), "{format:?}: {said}");
         assert!(fs::read(&raw).expect("a file") == case.by_qemu(&image), "{format:?}: {said}");
+        let check = case.ringtap(&["check", "-f", format.name(), plain(&image)]);
+        let said = String::from_utf8_lossy(&check.stderr);
+        assert!(said.contains("not used"), "{format:?}: {check:?}");
+    }
+}
+
+/// With `-U` nobody is kept off, and it is said who is there.
+#[test]
+fn who_looks_at_an_image_that_is_served_is_told() {
+    let within = tempfile::tempdir().expect("a folder");
+    for format in [Format::Overlay, Format::Vpc] {
+        let mut case = Case::new(within.path(), format, "writeback");
+        let server = case.serve(&[]);
+        let client = &mut Client::start(&case.socket());
+        case.write(client, 0..4, 0xa1, false);
+        let (image, raw) = (case.image(), case.path("raw"));
+        let info = case.ringtap(&["info", "-U", plain(&image)]);
+        let said = String::from_utf8_lossy(&info.stdout);
+        assert!(said.contains("has it open for writing"), "{format:?}: {info:?}");
+        assert!(info.stderr.is_empty(), "{format:?}: {info:?}");
+        let convert =
+            ["convert", "-U", "-f", format.name(), "-O", "raw", plain(&image), plain(&raw)];
+        let end = case.ringtap(&convert);
+        let said = String::from_utf8_lossy(&end.stderr);
+        assert!(end.status.success() && said.contains("writes to it"), "{format:?}: {end:?}");
+        case.kill(server);
     }
 }

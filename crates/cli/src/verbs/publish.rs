@@ -7,6 +7,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use clap::Args;
 use ringtap_image::{CacheMode, Container, OpenOptions, record};
+use ringtap_image_tools::{format_of, waits_for_nothing};
 use ringtap_objects::{Publication, index::hex};
 use ringtap_vbd::Progress;
 
@@ -42,6 +43,13 @@ pub(crate) fn run(args: &PublishArgs) -> anyhow::Result<ExitCode> {
     let options = OpenOptions { read_only: true, cache, ..OpenOptions::default() };
     // Keeps writers off.
     let held = Container::open(&args.file, &options)?;
+    let (format, _) = format_of(&args.file, None)?;
+    waits_for_nothing(
+        &held,
+        format,
+        options,
+        "`ringtap check --restart-log use` takes them up, `--restart-log drop` leaves the image as it is",
+    )?;
     let progress = Arc::new(Progress::default());
     let bar = Bar::show(args.talk, &progress, 2 * held.len());
     // Where there is none, one that is broken off begins anew.

@@ -159,7 +159,7 @@ async fn open_layer(io: &Io, place: &Place, options: &mut OpenOptions) -> Result
         (None, None)
     } else if writable {
         (RestartLog::beside(&container, RESTART_RECORDS)?, RestartLog::whose(&container))
-    } else if of_snapshot || options.force_share {
+    } else if of_snapshot || !RestartLog::is_heeded(&container, options, RESTART_RECORDS) {
         (None, None)
     } else {
         (RestartLog::to_read(&container, RESTART_RECORDS)?, RestartLog::whose(&container))

@@ -197,19 +197,20 @@ fn open_link<'a>(
             }
             _ => None,
         };
+        let writes = !container.traits().read_only;
+        let heeded = writes || RestartLog::is_heeded(&container, options, RESTART_RECORDS);
         let restart = if options.no_restart_log {
             RestartLog::forget(&container);
             None
-        } else if !container.traits().read_only {
+        } else if writes {
             RestartLog::beside(&container, RESTART_RECORDS)?
-        } else if options.force_share {
+        } else if !heeded {
             // What is being served has a log that goes on changing.
             None
         } else {
             RestartLog::to_read(&container, RESTART_RECORDS)?
         };
-        let passed_by = options.no_restart_log || options.force_share && options.read_only;
-        if !passed_by && layout.sparse.is_some() {
+        if !options.no_restart_log && heeded && layout.sparse.is_some() {
             Said::beside(&container, restart.as_ref()).heed(&container, options.restart_log)?;
         }
         let choice = options.restart_log;
