@@ -2,6 +2,7 @@
 # QEMU's own tests of image formats, with Ringtap for its tools: scripts/iotests.sh [FORMAT...], as `make iotests` calls it.
 # QEMU's source comes by a deb-src line in lists of its own, into target/iotests; the machine's lists stay as they are.
 # TESTS="001 002" runs only these; PROTOCOL=nbd has the disk on an NBD server; RELEASE=trixie takes the tests of that Debian; WITH=qemu runs QEMU's own tools instead.
+# WITH=daemon has Ringtap for qemu-storage-daemon alone; PROGRAMS=trixie takes QEMU's programs of that Debian, from a root of their own.
 set -eu
 here=$(cd "$(dirname "$0")/.." && pwd)
 target=$(cd "$here" && mkdir -p "${CARGO_TARGET_DIR:-target}" && cd "${CARGO_TARGET_DIR:-target}" && pwd)
@@ -9,31 +10,63 @@ release=${RELEASE:-bookworm}
 work=$target/iotests/$release
 formats=${*:-raw qcow2 vpc luks}
 
+# apt-get of a release, with lists of its own and nothing installed: apt_of RELEASE WORD...
+apt_of() {
+    local at=$target/iotests/$1/apt keys=/usr/share/keyrings/debian-archive-keyring.gpg
+    mkdir -p "$at"/{lists,cache/archives}/partial
+    : > "$at/status"
+    printf "%s [signed-by=$keys] http://deb.debian.org/debian $1 main\n" deb deb-src > "$at/sources.list"
+    apt-get -q -o "Dir::Etc::sourcelist=$at/sources.list" -o Dir::Etc::sourceparts=/dev/null -o "Dir::State::lists=$at/lists" \
+        -o "Dir::State::status=$at/status" -o "Dir::Cache=$at/cache" -o APT::Sandbox::User=root "${@:2}"
+}
+
 fetch() {
-    mkdir -p "$work"/apt/{lists,cache/archives}/partial "$work/new"
-    local keys=/usr/share/keyrings/debian-archive-keyring.gpg
-    echo "deb-src [signed-by=$keys] http://deb.debian.org/debian $release main" > "$work/apt/sources.list"
-    local apt=(apt-get -q -o "Dir::Etc::sourcelist=$work/apt/sources.list" -o Dir::Etc::sourceparts=/dev/null
-               -o "Dir::State::lists=$work/apt/lists" -o "Dir::Cache=$work/apt/cache" -o APT::Sandbox::User=root)
-    "${apt[@]}" update
-    (cd "$work/new" && "${apt[@]}" source --download-only qemu)
+    mkdir -p "$work/new"
+    apt_of "$release" update
+    (cd "$work/new" && apt_of "$release" source --download-only qemu)
     tar -xf "$work"/new/qemu_*.orig.tar.xz -C "$work/new" --strip-components=1 --wildcards \
         '*/tests/qemu-iotests*' '*/python/*' '*/scripts/*'
     rm -f "$work"/new/qemu_*
     mv "$work/new" "$work/source"
 }
 
+# QEMU of Debian 13 or newer in $root, with all that it needs, and in $root/run what starts it from there.
+fetch_programs() {
+    local package program
+    rm -rf "$root.new" && mkdir -p "$root.new/run"
+    apt_of "$PROGRAMS" update
+    apt_of "$PROGRAMS" install -y --download-only --no-install-recommends qemu-system-x86 qemu-utils
+    for package in "$target/iotests/$PROGRAMS"/apt/cache/archives/*.deb; do dpkg-deb -x "$package" "$root.new"; done
+    for program in qemu-{img,io,nbd,storage-daemon,system-x86_64}; do
+        # The modules of this machine's QEMU are of another build.
+        sed -i 's#/usr/lib/x86_64-linux-gnu/qemu#/non/lib/x86_64-linux-gnu/qemu#' "$root.new/usr/bin/$program"
+        printf '#!/bin/bash\nexec %q --library-path %q %q "$@"\n' "$root/usr/lib64/ld-linux-x86-64.so.2" \
+            "$root/usr/lib/x86_64-linux-gnu" "$root/usr/bin/$program" > "$root.new/run/$program"
+        chmod +x "$root.new/run/$program"
+    done
+    mv "$root.new" "$root"
+}
+
 for program in qemu-img qemu-io qemu-nbd qemu-storage-daemon qemu-system-x86_64 python3 apt-get; do
     command -v $program > /dev/null || { echo "iotests: $program is missing: scripts/setup.sh test" >&2; exit 1; }
 done
 [ -d "$work/source" ] || fetch
+if [ -n "${PROGRAMS:-}" ]; then
+    root=$target/iotests/$PROGRAMS/root
+    [ -d "$root" ] || fetch_programs
+    PATH=$root/run:$PATH
+    export QEMU_IMG_ITSELF=$root/run/qemu-img QEMU_IO_ITSELF=$root/run/qemu-io QEMU_NBD_ITSELF=$root/run/qemu-nbd
+fi
 
-# Debian's QEMU has no accelerator for tests; its emulator does as well.
+# Debian's QEMU has no accelerator for tests; its emulator does as well, with a firmware that halts.
 mkdir -p "$work/bin"
+head -c 65536 /dev/zero | tr '\0' '\364' > "$work/bin/halt"
 cat > "$work/bin/qemu" <<'END'
 #!/bin/bash
 words=()
-for word; do [ "$word" = qtest ] && word=tcg; words+=("$word"); done
+for word; do
+    if [ "$word" = qtest ]; then words+=(tcg -bios "${0%/*}/halt"); else words+=("$word"); fi
+done
 exec qemu-system-x86_64 "${words[@]}"
 END
 chmod +x "$work/bin/qemu"
@@ -41,7 +74,8 @@ chmod +x "$work/bin/qemu"
 export QEMU_PROG=$work/bin/qemu
 QEMU_NBD_PROG=$(command -v qemu-nbd) QSD_PROG=$(command -v qemu-storage-daemon)
 export QEMU_NBD_PROG QSD_PROG
-if [ "${WITH:-ringtap}" = qemu ]; then
+if [ "${WITH:-ringtap}" != ringtap ]; then
+    [ "$WITH" = daemon ] && QSD_PROG=$here/tests/judges/qemu-storage-daemon
     QEMU_IMG_PROG=$(command -v qemu-img) QEMU_IO_PROG=$(command -v qemu-io)
 else
     QEMU_IMG_PROG=$here/tests/judges/qemu-img QEMU_IO_PROG=$here/tests/judges/qemu-io
