@@ -34,7 +34,7 @@ demo:
 	$(TARGET)/release/examples/demo
 	$(RINGTAP) compare
 
-# What needs nothing but Rust. The simulations by their names: by `-p` they would be built with other features, and all below them.
+# What needs no root and no guests, but Rust and qemu-utils. The simulations by their names: by `-p` they would be built with other features, and all below them.
 SIMULATIONS := $(sort $(basename $(notdir $(wildcard crates/vbd/tests/*.rs) $(patsubst %/main.rs,%,$(wildcard crates/vbd/tests/*/main.rs)))))
 # Longer than what a change is tried with over and over: `make test` has them.
 LONG := boundaries::

@@ -38,7 +38,7 @@ pub struct Options {
     #[arg(long, value_name = "BYTES", default_value = "1G", value_parser = parse_size)]
     pub size: u64,
 
-    /// Folder on a disk, for --fs ext4 [default: /work/b if it is there, else the current one].
+    /// Folder on a disk, for --fs ext4 [default: the current one].
     #[arg(long, value_name = "PATH")]
     pub dir: Option<PathBuf>,
 
@@ -54,8 +54,7 @@ pub struct Options {
 impl Options {
     /// Where images on a disk go.
     pub fn disk(&self) -> PathBuf {
-        let usual = PathBuf::from("/work/b");
-        self.dir.clone().unwrap_or_else(|| if usual.is_dir() { usual } else { ".".into() })
+        self.dir.clone().unwrap_or_else(|| ".".into())
     }
 
     /// True if `name` is not ruled out by `list`.

@@ -14,7 +14,8 @@ fn main() {
     // A source package has none; a commit of somebody else's, around it, says nothing of it.
     let commit = git(&["rev-parse", "--short=12", "HEAD"])
         .filter(|_| git(&["ls-files", "--error-unmatch", "Cargo.toml"]).is_some());
-    println!("cargo::rerun-if-changed=build.rs");
+    // By the way that leads here from the lab, too, which has the same.
+    println!("cargo::rerun-if-changed=../cli/build.rs");
     let branch = git(&["symbolic-ref", "-q", "HEAD"]);
     let told = ["HEAD".to_owned()].into_iter().chain(branch).filter_map(|path| own(&path));
     for path in told.filter(|path| Path::new(path).exists()) {

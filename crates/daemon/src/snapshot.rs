@@ -132,6 +132,12 @@ fn prepare(wanted: &Wanted, part: Option<(&Transaction, usize)>) -> Result<Prepa
             disk.path.display()
         ));
     }
+    if disk.is_null() {
+        return refused(format!(
+            "{} is no file, in which it would be written down that its disk goes on elsewhere",
+            disk.path.display()
+        ));
+    }
     let base = match fs::canonicalize(&disk.path) {
         Ok(base) => base,
         Err(error) => return refused(format!("{} is not there: {error}", disk.path.display())),

@@ -13,7 +13,7 @@ use ringtap_load::LoadArgs;
 
 /// Ways of serving a disk to virtual machines, set side by side on this machine
 #[derive(Debug, Parser)]
-#[command(name = "ringtap-lab", version, propagate_version = true, max_term_width = 100)]
+#[command(name = "ringtap-lab", version = env!("RINGTAP_VERSION"), propagate_version = true, max_term_width = 100)]
 struct Lab {
     #[command(subcommand)]
     verb: Verb,

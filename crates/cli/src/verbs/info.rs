@@ -100,7 +100,7 @@ struct Facts {
     /// The image in which its disk goes on.
     #[serde(skip_serializing_if = "Option::is_none")]
     successor: Option<String>,
-    /// The format whose mark the file bears, where that is not its format.
+    /// The format whose signature the file bears, where that is not its format.
     #[serde(skip_serializing_if = "Option::is_none")]
     looks_like: Option<&'static str>,
 }

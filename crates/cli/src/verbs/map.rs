@@ -103,7 +103,12 @@ pub(crate) fn run(args: &MapArgs) -> anyhow::Result<ExitCode> {
     if let Some(context) = &args.context {
         return tell(args, &own, |tell| of_context(&args.file, args.format, context, range, tell));
     }
-    let map = Map::open(&args.file, args.format, &args.sources.reading(), &watch::notes())?;
+    let map = Map::open(
+        &args.file,
+        args.format,
+        &args.sources.reading(),
+        &watch::notes_beside(args.output),
+    )?;
     let layers = map.files().to_owned();
     tell(args, &layers, |tell| map.stretches(range.0, range.1, tell))
 }

@@ -94,7 +94,8 @@ pub(crate) fn run(args: &MeasureArgs) -> anyhow::Result<ExitCode> {
         format: args.format,
         snapshot: args.snapshot.clone(),
     });
-    let found = measure(&new, source.as_ref(), &args.sources.reading(), &watch::notes())?;
+    let found =
+        measure(&new, source.as_ref(), &args.sources.reading(), &watch::notes_beside(args.output))?;
     let Measurement { required, fully_allocated, bitmaps } = found;
     match args.output {
         Output::Json => println!("{}", pretty(&Facts { required, fully_allocated, bitmaps })?),

@@ -6,6 +6,7 @@ use ringtap_image_tools::{Error, Note, Progress, Watch, Watcher};
 
 use super::bar::{Bar, Talk};
 use super::stop::Signals;
+use crate::args::Output;
 
 /// Work that takes long: a bar shows how far it is.
 pub(crate) struct Work {
@@ -70,20 +71,36 @@ impl Watch for Work {
 }
 
 /// Tells what is worth knowing on stderr.
-struct Notes;
+struct Notes {
+    warnings_alone: bool,
+}
 
 impl Watch for Notes {
     fn note(&self, note: &Note) {
-        tell(note);
+        if note.is_warning() || !self.warnings_alone {
+            tell(note);
+        }
     }
 }
 
+/// Once, however many images of a command it holds of.
 fn tell(note: &Note) {
+    static TOLD: Mutex<Vec<String>> = Mutex::new(Vec::new());
     let kind = if note.is_warning() { "warning" } else { "note" };
-    eprintln!("ringtap: {kind}: {note}");
+    let line = format!("ringtap: {kind}: {note}");
+    let mut told = TOLD.lock().unwrap_or_else(PoisonError::into_inner);
+    if !told.contains(&line) {
+        eprintln!("{line}");
+        told.push(line);
+    }
 }
 
 /// Of work of which no more is told.
 pub(crate) fn notes() -> Watcher {
-    Arc::new(Notes)
+    Arc::new(Notes { warnings_alone: false })
+}
+
+/// The same where programs read what is printed, and perhaps stderr with it.
+pub(crate) fn notes_beside(output: Output) -> Watcher {
+    Arc::new(Notes { warnings_alone: output == Output::Json })
 }

@@ -66,3 +66,50 @@ fn drop_all(number: u64) {
         let _ = fadvise(&file, 0, None, Advice::DontNeed);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::io::IoSliceMut;
+
+    use rustix::io::{Errno, ReadWriteFlags, preadv2};
+
+    use super::*;
+
+    fn is_cached(file: &File) -> bool {
+        let mut bytes = [0; 512];
+        let read = preadv2(file, &mut [IoSliceMut::new(&mut bytes)], 0, ReadWriteFlags::NOWAIT);
+        read != Err(Errno::AGAIN)
+    }
+
+    #[test]
+    fn pages_of_all_files_are_dropped_one_after_the_other() {
+        let dir = tempfile::tempdir_in("/var/tmp").expect("a folder");
+        for round in 0..3 {
+            let files: Vec<File> = (0..20)
+                .map(|number| {
+                    let path = dir.path().join(format!("{round}-{number}"));
+                    fs::write(&path, [7; 1 << 16]).expect("a file");
+                    let file = File::open(path).expect("the file");
+                    file.sync_all().expect("stable");
+                    file
+                })
+                .collect();
+            assert!(files.iter().all(is_cached), "nothing is to be dropped");
+            for file in &files {
+                let open = OpenFile::new(file.try_clone().expect("a copy").into());
+                drop_cached_pages(&open);
+            }
+            let began = Instant::now();
+            while files.iter().any(is_cached) {
+                assert!(began.elapsed() < Duration::from_secs(30), "pages stay");
+                thread::sleep(Duration::from_millis(10));
+            }
+        }
+        let end = Instant::now() + Duration::from_secs(10);
+        while queue().at_work.is_some() {
+            assert!(Instant::now() < end, "its thread stays, with nothing to do");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
