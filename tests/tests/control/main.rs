@@ -5,6 +5,7 @@ mod check;
 mod clients;
 mod dial;
 mod disks;
+mod encrypted;
 mod folder;
 mod graph;
 mod judges;

@@ -8,6 +8,7 @@ use super::nodes::{FileRef, found};
 use super::outgoing::Reply;
 use super::refs::NodeOr;
 use super::refusal::Refusal;
+use super::secrets::{LuksNew, NewQcow2Encryption, NewQcow2EncryptionFormat};
 use super::shape::{Done, arguments, choice, words};
 use super::table::Command;
 use crate::create::New as What;
@@ -57,6 +58,7 @@ arguments! {
         "lazy-refcounts" lazy_refcounts: Option<bool>,
         "refcount-bits" refcount_bits: Option<u32>,
         "extended-l2" extended_l2: Option<bool>,
+        "encrypt" encrypt: Option<NewQcow2Encryption>,
     }
 }
 
@@ -77,6 +79,8 @@ arguments! {
         "size" size: u64,
         /// The secret, by its id.
         "key-secret" key_secret: String,
+        /// For how many milliseconds a secret is worked on.
+        "iter-time" iter_time: Option<u32>,
     }
 }
 
@@ -117,7 +121,7 @@ fn within(running: &Running, file: NodeOr<FileRef>, image: Content) -> Result<Wh
             Refusal::new(format!("Could not open '{}': {error}", found.path.display()))
         })?,
     };
-    Ok(What::Image { path: found.path, place, image })
+    Ok(What::Image { path: found.path, place, image, encrypt: None })
 }
 
 impl BlockdevCreateOptions {
@@ -152,7 +156,14 @@ impl BlockdevCreateOptions {
                     let why = "Backing format cannot be used without backing file";
                     return Err(Refusal::new(why));
                 }
-                within(running, of.file, Content::Qcow2(options.into()))
+                let made = within(running, of.file, Content::Qcow2(options.into()))?;
+                let Some(encrypt) = of.encrypt else { return Ok(made) };
+                let NewQcow2EncryptionFormat::Luks(own) = encrypt.of;
+                let (secret, effort) = own.found(running)?;
+                // What QEMU reads within qcow2.
+                let version = luks::Version::Luks1;
+                let own = luks::CreateOptions { version, effort, ..luks::CreateOptions::default() };
+                Ok(made.encrypted(own, secret))
             }
             CreateDriver::Vpc(of) => {
                 let kind = match of.subformat {
@@ -170,11 +181,10 @@ impl BlockdevCreateOptions {
                 within(running, of.file, Content::Vhd(options.into()))
             }
             CreateDriver::Luks(of) => {
-                let secret = running.secrets.get(&of.key_secret).cloned();
-                let secret = secret.ok_or_else(|| {
-                    Refusal::new(format!("No secret with id '{}'", of.key_secret))
-                })?;
-                let options = Box::new(luks::CreateOptions::default());
+                let own = LuksNew { key_secret: of.key_secret, iter_time: of.iter_time };
+                let (secret, effort) = own.found(running)?;
+                let options = luks::CreateOptions { effort, ..luks::CreateOptions::default() };
+                let options = Box::new(options);
                 within(running, of.file, Content::Luks { size: of.size, options, secret })
             }
         }

@@ -10,6 +10,7 @@ use super::outgoing::Reply;
 use super::refs::{Backing, NodeOr};
 use super::refusal::Refusal;
 use super::remote::{RemoteNbd, RemoteRbd};
+use super::secrets::Qcow2Encryption;
 use super::shape::{Done, arguments, choice, words};
 use super::table::Command;
 use super::throttle::ThrottleLimits;
@@ -101,6 +102,8 @@ arguments! {
         "file" file: NodeOr<FileRef>,
         /// What lies below: what the image names, by the rules for that, where nothing is said.
         "backing" below: Option<Backing>,
+        /// What opens it, and those below that it names, where they are encrypted.
+        "encrypt" encrypt: Option<Qcow2Encryption>,
         "l2-cache-size" l2_cache_size: Option<u64>,
         "__ringtap_force-format" force_format: Option<bool>,
         "__ringtap_restart-log" restart_log: Option<LogChoice>,
@@ -208,16 +211,24 @@ pub(super) enum Asked {
     Show(String, SnapshotAccessOptions),
 }
 
+impl Driver {
+    /// The id of the secret that opens it.
+    fn key_secret(&self) -> Option<&str> {
+        match self {
+            Driver::Luks(of) => Some(&of.key_secret),
+            Driver::Qcow2(of) => of.encrypt.as_ref().map(Qcow2Encryption::key_secret),
+            _ => None,
+        }
+    }
+}
+
 impl Add {
     /// What is asked for.
     pub(super) fn asked(mut self, running: &Running) -> Result<Asked, Refusal> {
         let (limits, group) = (self.limits.take(), self.group.take());
         let keeps_space = self.discard == Some(Discard::Ignore);
         let incoming = self.active == Some(false);
-        let secret = match &self.of {
-            Driver::Luks(of) => running.secret_sources.get(&of.key_secret).cloned(),
-            _ => None,
-        };
+        let secret = self.of.key_secret().and_then(|id| running.secret_sources.get(id).cloned());
         let mut asked = self.unlimited(running)?;
         if let Asked::Disk(wish) = &mut asked {
             let disk = &mut wish.disk;
@@ -260,6 +271,7 @@ impl Add {
             let wish = FileWish { path, read_only, cache: own, keeps_space, driver };
             Ok(Asked::File(name, wish))
         };
+        let secret = self.of.key_secret().map(|id| running.secret(id)).transpose()?;
         let mut backing = None;
         let (file, mut options) = match self.of {
             Driver::File(of) | Driver::Device(of) if of.node_name.is_some() => {
@@ -280,6 +292,7 @@ impl Add {
             Driver::Qcow2(of) => {
                 let options = OpenOptions {
                     format: Some(Format::Qcow2),
+                    secret,
                     table_memory: of.l2_cache_size,
                     force_format: of.force_format.unwrap_or(false),
                     restart_log: log_choice(of.restart_log),
@@ -292,13 +305,9 @@ impl Add {
                 (of.file, options)
             }
             Driver::Luks(of) => {
-                let secret = running.secrets.get(&of.key_secret).cloned();
-                let secret = secret.ok_or_else(|| {
-                    Refusal::new(format!("No secret with id '{}'", of.key_secret))
-                })?;
                 let options = OpenOptions {
                     format: Some(Format::Luks),
-                    secret: Some(secret),
+                    secret,
                     force_format: of.force_format.unwrap_or(false),
                     restart_log: log_choice(of.restart_log),
                     allow_discards: of.allow_discards.unwrap_or(false),

@@ -2,7 +2,8 @@
 
 use std::path::PathBuf;
 
-use ringtap_image::{CacheMode, Image, Place, record};
+use ringtap_image::qcow2::Crypt;
+use ringtap_image::{CacheMode, Format, Image, Place, record};
 use ringtap_vbd::Vbd;
 
 use super::nodes::{Add, Asked};
@@ -15,6 +16,7 @@ use crate::Disk;
 use crate::graph::{FileNode, Ties};
 use crate::opened::{At, Identity, Wrap, device_at, identity, record_formats};
 use crate::running::{Running, Then};
+use crate::snapshot::header;
 
 /// A disk that is to be.
 pub(super) struct Wish {
@@ -35,6 +37,23 @@ pub(super) struct FileWish {
     pub(super) cache: Option<CacheMode>,
     pub(super) keeps_space: bool,
     pub(super) driver: &'static str,
+}
+
+/// An error where a secret is said, and there is nothing that it opens: who said it would have the data lie there in the clear.
+fn is_for_a_secret(disk: &Disk, place: Option<&Place>) -> Result<(), Refusal> {
+    if disk.options.format != Some(Format::Qcow2) || disk.options.secret.is_none() {
+        return Ok(());
+    }
+    let held = place.map(Place::at);
+    let header = header(held.as_deref().unwrap_or(&disk.path))?;
+    let alone = header.backing_file.is_none() || disk.options.layers == Some(1);
+    match header.crypt == Crypt::None && alone {
+        true => Err(Refusal::new(format!(
+            "No encryption in image header of {}, but options specified format 'luks'",
+            disk.path.display()
+        ))),
+        false => Ok(()),
+    }
 }
 
 /// A disk that was opened, and which file it is.
@@ -106,6 +125,7 @@ impl Wish {
         if self.place.is_none() && self.named_with_it.is_some() {
             self.place = Place::hold(&disk.path).ok();
         }
+        is_for_a_secret(disk, self.place.as_ref())?;
         let at = At { place: self.place.clone(), upon: self.upon.take() };
         let label = disk.node_name.as_deref().unwrap_or_default();
         let (vbd, named) = device_at(disk, label, wrap, at)?;

@@ -2,7 +2,9 @@
 //! certificates.
 
 use std::collections::btree_map::Entry;
+use std::time::Duration;
 
+use ringtap_image::luks::Effort;
 use ringtap_image::{Secret, SecretSource};
 
 use super::outgoing::Reply;
@@ -16,6 +18,64 @@ use crate::running::{Running, Then};
 arguments! {
     /// A secret: all bytes of a file.
     struct SecretOptions { "file" file: String }
+}
+
+arguments! {
+    /// What opens an encrypted image.
+    struct LuksKey {
+        /// The secret, by its id.
+        "key-secret" key_secret: String,
+    }
+}
+
+choice! {
+    /// How a qcow2 image's data is encrypted.
+    struct Qcow2Encryption {}
+    "format" enum Qcow2EncryptionFormat { "luks" Luks(LuksKey) }
+}
+
+arguments! {
+    /// How a new LUKS header is made.
+    struct LuksNew {
+        /// The secret that is to open it, by its id.
+        "key-secret" key_secret: String,
+        /// For how many milliseconds a secret is worked on; two seconds where it is not said.
+        "iter-time" iter_time: Option<u32>,
+    }
+}
+
+choice! {
+    /// How a new qcow2 image's data is to be encrypted.
+    struct NewQcow2Encryption {}
+    "format" enum NewQcow2EncryptionFormat { "luks" Luks(LuksNew) }
+}
+
+impl LuksNew {
+    /// What is to open it, and how much work that is to be.
+    pub(super) fn found(&self, running: &Running) -> Result<(Secret, Effort), Refusal> {
+        let effort = match self.iter_time {
+            None => Effort::default(),
+            Some(0) => return Err(Refusal::new("'iter-time' is at least 1 ms")),
+            Some(time) => Effort::Time(Duration::from_millis(time.into())),
+        };
+        Ok((running.secret(&self.key_secret)?, effort))
+    }
+}
+
+impl Qcow2Encryption {
+    /// The id of what opens it.
+    pub(super) fn key_secret(&self) -> &str {
+        let Qcow2EncryptionFormat::Luks(key) = &self.of;
+        &key.key_secret
+    }
+}
+
+impl Running {
+    /// The secret with that id.
+    pub(super) fn secret(&self, id: &str) -> Result<Secret, Refusal> {
+        let secret = self.secrets.get(id).cloned();
+        secret.ok_or_else(|| Refusal::new(format!("No secret with id '{id}'")))
+    }
 }
 
 choice! {
