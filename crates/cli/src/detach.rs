@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::args::Output;
 use crate::disk::found;
-use crate::job::How;
+use crate::job::{How, tell};
 use crate::qmp::Qmp;
 
 /// A disk that is to need nothing below.
@@ -24,7 +24,7 @@ pub(crate) struct DetachArgs {
 /// Bring all that lies below into the topmost image, and say what that was.
 pub(crate) fn detach(qmp: &mut Qmp, args: &DetachArgs, output: Output) -> anyhow::Result<()> {
     let (node, id) = (&args.node, format!("detach-{}", args.node));
-    let how = How { talk: args.how.talk.beside(output), ..args.how };
+    let how = args.how.beside(output);
     let (file, below) = chain_of(qmp, node)?;
     let jobs = qmp.call("query-jobs", json!({}))?;
     let begun = jobs.as_array().into_iter().flatten().find(|job| job["id"] == id);
@@ -47,7 +47,10 @@ pub(crate) fn detach(qmp: &mut Qmp, args: &DetachArgs, output: Output) -> anyhow
         }
     };
     if !waited {
-        return Ok(());
+        return match output {
+            Output::Json => tell(node, &id, None, json!({})),
+            Output::Text => Ok(()),
+        };
     }
     let (_, left) = chain_of(qmp, node)?;
     if !left.is_empty() {

@@ -12,9 +12,10 @@ use serde_json::{Value, json};
 
 use crate::args::Output;
 use crate::checkpoint::{self, CheckpointArgs};
+use crate::copies::{self, BackupArgs, MirrorArgs};
 use crate::daemon::CONTROL;
 use crate::detach::{DetachArgs, detach};
-use crate::job::{self, BackupArgs, CommitArgs, MirrorArgs, SnapshotArgs, StreamArgs};
+use crate::job::{self, CommitArgs, SnapshotArgs, StreamArgs};
 use crate::limits::{self, LimitArgs};
 use crate::migrate::{self, MigrateArgs};
 use crate::names::{self, CacheName};
@@ -189,19 +190,15 @@ pub(crate) fn run(args: DiskArgs) -> anyhow::Result<ExitCode> {
             list(&mut qmp, output, Some(&node))?;
         }
         Verb::Check(args) => return online_check::run(&mut qmp()?, &args, output),
-        Verb::Pause { node } => {
-            qmp()?.call("__ringtap_pause", json!({ "node-name": node }))?;
-        }
-        Verb::Resume { node } => {
-            qmp()?.call("__ringtap_resume", json!({ "node-name": node }))?;
-        }
+        Verb::Pause { node } => pause(&mut qmp()?, "__ringtap_pause", &node, output)?,
+        Verb::Resume { node } => pause(&mut qmp()?, "__ringtap_resume", &node, output)?,
         Verb::Snapshot(args) => job::snapshot(&mut qmp()?, &args, output)?,
-        Verb::Commit(args) => job::commit(&mut qmp()?, &args)?,
-        Verb::Stream(args) => job::stream(&mut qmp()?, &args)?,
+        Verb::Commit(args) => job::commit(&mut qmp()?, &args, output)?,
+        Verb::Stream(args) => job::stream(&mut qmp()?, &args, output)?,
         Verb::Detach(args) => detach(&mut qmp()?, &args, output)?,
-        Verb::Mirror(args) => job::mirror(&mut qmp()?, &args, output, &mut || {})?,
+        Verb::Mirror(args) => copies::mirror(&mut qmp()?, &args, output, &mut || {})?,
         Verb::Migrate(args) => migrate::run(&mut qmp()?, args, output)?,
-        Verb::Backup(args) => job::backup(&mut qmp()?, &args)?,
+        Verb::Backup(args) => copies::backup(&mut qmp()?, &args, output)?,
         Verb::Checkpoint(args) => checkpoint::run(&mut qmp()?, &args, output)?,
         Verb::Remove { node, force } => remove(&mut qmp()?, &node, force)?,
         Verb::Limit { node, limits, group, no_group, none } => {
@@ -213,7 +210,7 @@ pub(crate) fn run(args: DiskArgs) -> anyhow::Result<ExitCode> {
             let limits = if none { limits.alone() } else { limits };
             group_limits(&mut qmp()?, &group, &limits, remove, output)?;
         }
-        Verb::Resize { node, size } => resize(&mut qmp()?, &node, &size)?,
+        Verb::Resize { node, size } => resize(&mut qmp()?, &node, &size, output)?,
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -503,7 +500,7 @@ fn group_limits(
     say_limits(&told, None, output)
 }
 
-fn resize(qmp: &mut Qmp, node: &str, size: &str) -> anyhow::Result<()> {
+fn resize(qmp: &mut Qmp, node: &str, size: &str, output: Output) -> anyhow::Result<()> {
     let wrong = |why: String| anyhow::Error::from(Error::Usage(format!("{size}: {why}")));
     let size = match size.strip_prefix('+') {
         None => names::size(size).map_err(wrong)?,
@@ -514,5 +511,31 @@ fn resize(qmp: &mut Qmp, node: &str, size: &str) -> anyhow::Result<()> {
             now.unwrap_or_default().saturating_add(more)
         }
     };
-    qmp.call("block_resize", json!({ "node-name": node, "size": size })).map(drop)
+    qmp.call("block_resize", json!({ "node-name": node, "size": size }))?;
+    say_state(qmp, node, output, |disk| json!({ "size": disk["image"]["virtual-size"] }))
+}
+
+/// Pause a disk, or have it go on.
+fn pause(qmp: &mut Qmp, command: &str, node: &str, output: Output) -> anyhow::Result<()> {
+    qmp.call(command, json!({ "node-name": node }))?;
+    say_state(qmp, node, output, |disk| {
+        let waiting = disk["__ringtap_waiting-for-room"].as_u64().unwrap_or_default();
+        json!({ "paused": disk["__ringtap_paused"] == true, "waiting-for-space": waiting })
+    })
+}
+
+/// Print as JSON what has become of a disk.
+fn say_state(
+    qmp: &mut Qmp,
+    node: &str,
+    output: Output,
+    facts: impl FnOnce(&Value) -> Value,
+) -> anyhow::Result<()> {
+    if output == Output::Text {
+        return Ok(());
+    }
+    let disks = found(qmp, Some(node))?;
+    let mut told = facts(disks.first().context("the disk has gone")?);
+    told["node-name"] = node.into();
+    Ok(writeln!(std::io::stdout(), "{told}")?)
 }

@@ -13,7 +13,6 @@ use ringtap_vbd::Progress;
 use serde_json::{Value, json};
 
 use crate::args::Output;
-use crate::checkpoint;
 use crate::daemon::CONTROL;
 use crate::disk::{absolute, found};
 use crate::names;
@@ -140,72 +139,6 @@ pub(crate) struct StreamArgs {
     how: How,
 }
 
-/// A mirror of a disk that is served.
-#[derive(Debug, Args)]
-pub(crate) struct MirrorArgs {
-    /// The disk's name
-    pub(crate) node: String,
-
-    /// The image in which it is to go on: one that is there, just as large
-    pub(crate) file: PathBuf,
-
-    /// Format of that image; it is never guessed
-    #[arg(short, long, value_name = "FORMAT", value_parser = names::format())]
-    pub(crate) format: ringtap_image::Format,
-
-    /// The image reads as zeros, as one just made does: zeros need not be written
-    #[arg(long)]
-    pub(crate) zeroed: bool,
-
-    /// Copy only what has changed since this checkpoint, when the image held what the disk did
-    #[arg(long, value_name = "CHECKPOINT", conflicts_with = "zeroed")]
-    pub(crate) since: Option<String>,
-
-    /// Leave the disk where it is, and the image as a copy of the moment at which the job ends
-    #[arg(long)]
-    pub(crate) copy: bool,
-
-    /// By how many percent the guest may be slowed where it changes more than the image takes [default: 20]
-    #[arg(long, value_name = "PERCENT")]
-    pub(crate) max_slowdown: Option<u32>,
-
-    #[command(flatten)]
-    pub(crate) how: How,
-}
-
-/// A backup of a disk that is served.
-#[derive(Debug, Args)]
-pub(crate) struct BackupArgs {
-    /// The disk's name
-    node: String,
-
-    /// The image that becomes a copy of the disk as it is now: one that is there, and at least as large
-    file: PathBuf,
-
-    /// Format of that image; it is never guessed
-    #[arg(short, long, value_name = "FORMAT", value_parser = names::format())]
-    format: ringtap_image::Format,
-
-    /// The image reads as zeros, as one just made does: zeros need not be written
-    #[arg(long)]
-    zeroed: bool,
-
-    /// Copy only what has changed since this checkpoint, when the image was a copy; it begins anew once that has ended well
-    #[arg(long, value_name = "CHECKPOINT", alias = "bitmap")]
-    since: Option<String>,
-
-    /// Make this checkpoint at the moment of the copy
-    #[arg(long, value_name = "CHECKPOINT")]
-    checkpoint: Option<String>,
-
-    /// The longest that a guest's write may wait for the image, in milliseconds; then the backup is given up
-    #[arg(long, value_name = "MS", default_value = "1000")]
-    guest_timeout: u64,
-
-    #[command(flatten)]
-    how: How,
-}
-
 /// How a job is carried out.
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct How {
@@ -259,15 +192,58 @@ fn list(qmp: &mut Qmp, output: Output) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// How a job has ended.
+pub(crate) struct Ended {
+    /// What the server said of it at last.
+    job: Value,
+}
+
+impl Ended {
+    fn number(&self, key: &str) -> u64 {
+        self.job[key].as_u64().unwrap_or_default()
+    }
+
+    /// For how long guests' requests waited for the end.
+    pub(crate) fn pause(&self) -> Duration {
+        Duration::from_nanos(self.number("__ringtap_pause-ns"))
+    }
+}
+
+/// Print as JSON what became of a job, or that it is at work where nobody has waited; `more` is what the verb knows beyond that.
+pub(crate) fn tell(node: &str, id: &str, ended: Option<&Ended>, more: Value) -> anyhow::Result<()> {
+    let mut told = json!({ "node-name": node, "job-id": id, "status": "running" });
+    if let Some(ended) = ended {
+        told["status"] = "concluded".into();
+        told["bytes"] = ended.number("current-progress").into();
+        told["pause-ns"] = ended.number("__ringtap_pause-ns").into();
+    }
+    for (key, value) in more.as_object().into_iter().flatten() {
+        told[key] = value.clone();
+    }
+    Ok(writeln!(std::io::stdout(), "{told}")?)
+}
+
+/// Print as JSON what became of a job that changes in which images a disk is.
+fn tell_of_chain(qmp: &mut Qmp, node: &str, id: &str, ended: Option<&Ended>) -> anyhow::Result<()> {
+    // It is called otherwise where names are images': the work is done all the same.
+    let disks = found(qmp, Some(node)).unwrap_or_default();
+    let more = match (ended, disks.first().map(|disk| &disk["image"])) {
+        (Some(_), Some(image)) => {
+            json!({ "file": image["filename"], "size": image["virtual-size"] })
+        }
+        _ => json!({}),
+    };
+    tell(node, id, ended, more)
+}
+
 /// Wait for a job; once it is ready, which `ready` hears of, have it end by that command.
-/// For how long guests' requests waited for that end is given.
 fn finish(
     qmp: &mut Qmp,
     id: &str,
     talk: Talk,
     end: &str,
     ready: &mut dyn FnMut(),
-) -> anyhow::Result<Duration> {
+) -> anyhow::Result<Ended> {
     let progress = Arc::new(Progress::default());
     let (mut bar, mut told) = (None, false);
     loop {
@@ -288,10 +264,10 @@ fn finish(
             }
             "concluded" => {
                 let error = job["error"].as_str().map(str::to_owned);
-                let pause = Duration::from_nanos(number("__ringtap_pause-ns"));
+                let ended = Ended { job: job.clone() };
                 // Another client may have done so.
                 let _ = qmp.call("job-dismiss", json!({ "id": id }));
-                return error.map_or(Ok(pause), |error| bail!("{error}"));
+                return error.map_or(Ok(ended), |error| bail!("{error}"));
             }
             _ => {}
         }
@@ -338,7 +314,12 @@ pub(crate) fn snapshot(qmp: &mut Qmp, args: &SnapshotArgs, output: Output) -> an
 }
 
 impl How {
-    /// Begin a job, and see it to its end; for how long guests' requests waited for that.
+    /// The same beside results in that form.
+    pub(crate) fn beside(self, output: Output) -> How {
+        How { talk: self.talk.beside(output), ..self }
+    }
+
+    /// Begin a job, and see it to its end; how that was, where it was waited for.
     pub(crate) fn carry_out(
         &self,
         qmp: &mut Qmp,
@@ -346,12 +327,12 @@ impl How {
         id: &str,
         arguments: Value,
         end: &str,
-    ) -> anyhow::Result<Option<Duration>> {
+    ) -> anyhow::Result<Option<Ended>> {
         let begin = |qmp: &mut Qmp, arguments| qmp.call(command, arguments);
         self.begin(qmp, begin, id, arguments, end, &mut || {})
     }
 
-    fn begin(
+    pub(crate) fn begin(
         &self,
         qmp: &mut Qmp,
         begin: impl FnOnce(&mut Qmp, Value) -> anyhow::Result<Value>,
@@ -359,7 +340,7 @@ impl How {
         mut arguments: Value,
         end: &str,
         ready: &mut dyn FnMut(),
-    ) -> anyhow::Result<Option<Duration>> {
+    ) -> anyhow::Result<Option<Ended>> {
         arguments["job-id"] = id.into();
         arguments["auto-dismiss"] = false.into();
         arguments["speed"] = self.rate.unwrap_or(0).into();
@@ -374,8 +355,10 @@ impl How {
         id: &str,
         end: &str,
         ready: &mut dyn FnMut(),
-    ) -> anyhow::Result<Option<Duration>> {
+    ) -> anyhow::Result<Option<Ended>> {
         match self.no_wait {
+            // The verb says so itself.
+            true if self.talk.beside => Ok(None),
             true => {
                 writeln!(std::io::stdout(), "{id}")?;
                 Ok(None)
@@ -386,7 +369,7 @@ impl How {
 }
 
 /// Bring what the images above hold into one below.
-pub(crate) fn commit(qmp: &mut Qmp, args: &CommitArgs) -> anyhow::Result<()> {
+pub(crate) fn commit(qmp: &mut Qmp, args: &CommitArgs, output: Output) -> anyhow::Result<()> {
     let mut arguments = json!({ "device": args.node });
     for (key, file) in [("base", &args.base), ("top", &args.top)] {
         if let Some(file) = file {
@@ -397,11 +380,16 @@ pub(crate) fn commit(qmp: &mut Qmp, args: &CommitArgs) -> anyhow::Result<()> {
         arguments["__ringtap_max-slowdown"] = percent.into();
     }
     let id = format!("commit-{}", args.node);
-    args.how.carry_out(qmp, "block-commit", &id, arguments, "job-complete").map(drop)
+    let how = args.how.beside(output);
+    let ended = how.carry_out(qmp, "block-commit", &id, arguments, "job-complete")?;
+    match output {
+        Output::Json => tell_of_chain(qmp, &args.node, &id, ended.as_ref()),
+        Output::Text => Ok(()),
+    }
 }
 
 /// Bring what lies below into the topmost image, or another.
-pub(crate) fn stream(qmp: &mut Qmp, args: &StreamArgs) -> anyhow::Result<()> {
+pub(crate) fn stream(qmp: &mut Qmp, args: &StreamArgs, output: Output) -> anyhow::Result<()> {
     let mut arguments = json!({ "device": args.node });
     if let Some(base) = &args.base {
         arguments["base"] = absolute(base)?.into();
@@ -416,7 +404,12 @@ pub(crate) fn stream(qmp: &mut Qmp, args: &StreamArgs) -> anyhow::Result<()> {
         arguments["__ringtap_into"] = absolute(into)?.into();
     }
     let id = format!("stream-{}", args.node);
-    args.how.carry_out(qmp, "block-stream", &id, arguments, "job-complete").map(drop)
+    let how = args.how.beside(output);
+    let ended = how.carry_out(qmp, "block-stream", &id, arguments, "job-complete")?;
+    match output {
+        Output::Json => tell_of_chain(qmp, &args.node, &id, ended.as_ref()),
+        Output::Text => Ok(()),
+    }
 }
 
 /// What lies directly below an image of a disk's, as the server has it; none where nothing does.
@@ -433,107 +426,4 @@ fn under(qmp: &mut Qmp, node: &str, file: &Path) -> anyhow::Result<Option<String
         }
     }
     bail!("{} is no image of {node}: see `ringtap disk info {node}`", file.display())
-}
-
-/// Have the server open an image that a job is to write to, as that node.
-fn open_target(
-    qmp: &mut Qmp,
-    node: &str,
-    file: &Path,
-    format: ringtap_image::Format,
-) -> anyhow::Result<()> {
-    let driver = if format == ringtap_image::Format::Vhd { "vpc" } else { format.name() };
-    let file =
-        json!({ "driver": "file", "filename": absolute(file)?, "cache": { "direct": true } });
-    // Where it is full the job fails, and nobody waits.
-    let target = json!({
-        "driver": driver,
-        "node-name": node,
-        "file": file,
-        "__ringtap_on-error": "report",
-    });
-    qmp.call("blockdev-add", target).map(drop)
-}
-
-/// Copy a disk as it is now.
-pub(crate) fn backup(qmp: &mut Qmp, args: &BackupArgs) -> anyhow::Result<()> {
-    let target = format!("{}-backup", args.node);
-    open_target(qmp, &target, &args.file, args.format)?;
-    let mut arguments = json!({
-        "device": args.node,
-        "target": target,
-        "sync": if args.since.is_some() { "incremental" } else { "full" },
-        "__ringtap_target-is-zero": args.zeroed,
-        "__ringtap_guest-timeout": args.guest_timeout,
-    });
-    if let Some(since) = &args.since {
-        arguments["bitmap"] = since.clone().into();
-    }
-    let id = format!("backup-{}", args.node);
-    let checkpoint = args.checkpoint.as_ref().map(|name| checkpoint::add(&args.node, name));
-    let begin = |qmp: &mut Qmp, backup: Value| match checkpoint {
-        None => qmp.call("blockdev-backup", backup),
-        Some(add) => {
-            let action = |of: &str, data: Value| json!({ "type": of, "data": data });
-            let both = [action("block-dirty-bitmap-add", add), action("blockdev-backup", backup)];
-            qmp.call("transaction", json!({ "actions": both }))
-        }
-    };
-    let ended = args.how.begin(qmp, begin, &id, arguments, "job-complete", &mut || {}).map(drop);
-    if args.how.no_wait && ended.is_ok() {
-        return ended;
-    }
-    let closed = qmp.call("blockdev-del", json!({ "node-name": target }));
-    ended.and(closed.map(drop))
-}
-
-/// Copy a disk to another image, and have it go on there; `ready` hears of it when little is left.
-pub(crate) fn mirror(
-    qmp: &mut Qmp,
-    args: &MirrorArgs,
-    output: Output,
-    ready: &mut dyn FnMut(),
-) -> anyhow::Result<()> {
-    let target = format!("{}-mirror", args.node);
-    open_target(qmp, &target, &args.file, args.format)?;
-    let mut arguments = json!({
-        "device": args.node,
-        "target": target,
-        "sync": if args.since.is_some() { "incremental" } else { "full" },
-        "target-is-zero": args.zeroed,
-    });
-    if let Some(since) = &args.since {
-        arguments["bitmap"] = since.clone().into();
-    }
-    if let Some(percent) = args.max_slowdown {
-        arguments["__ringtap_max-slowdown"] = percent.into();
-    }
-    let id = format!("mirror-{}", args.node);
-    let end = if args.copy { "block-job-cancel" } else { "job-complete" };
-    let begin = |qmp: &mut Qmp, arguments| qmp.call("blockdev-mirror", arguments);
-    let ended = args.how.begin(qmp, begin, &id, arguments, end, ready);
-    // It is gone where the disk goes on in it, and in use where nobody has waited.
-    let stays = args.copy || ended.is_err();
-    if stays && (ended.is_err() || !args.how.no_wait) {
-        let closed = qmp.call("blockdev-del", json!({ "node-name": target }));
-        ended?;
-        return closed.map(drop);
-    }
-    let Some(pause) = ended? else { return Ok(()) };
-    let (node, file) = (&args.node, args.file.display());
-    let mut out = std::io::stdout().lock();
-    match output {
-        Output::Json => {
-            let pause = u64::try_from(pause.as_nanos()).unwrap_or(u64::MAX);
-            writeln!(
-                out,
-                "{}",
-                json!({ "node-name": node, "file": file.to_string(), "pause-ns": pause })
-            )?;
-        }
-        Output::Text => {
-            writeln!(out, "{node} goes on in {file}; its requests waited for {pause:.1?}")?;
-        }
-    }
-    Ok(())
 }

@@ -3,6 +3,7 @@
 mod args;
 mod bound;
 mod checkpoint;
+mod copies;
 mod daemon;
 mod detach;
 mod disk;

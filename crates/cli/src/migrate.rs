@@ -13,8 +13,9 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use crate::args::Output;
+use crate::copies::{MirrorArgs, mirror};
 use crate::disk::found;
-use crate::job::{How, MirrorArgs, mirror};
+use crate::job::How;
 use crate::qmp::Qmp;
 use crate::serve::control;
 

@@ -6,7 +6,7 @@ use std::process::{Command, Output, Stdio};
 use std::thread;
 
 use ringtap_tests::{program, ringtap};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::{Empty, nbd_size, ok};
 
@@ -161,6 +161,62 @@ fn an_encrypted_disk_is_opened_by_a_secret_of_a_file() {
     let mut control = ringtap_tests::Control::open(&empty.path("control"));
     let said = control.call("object-del", serde_json::json!({"id": "ringtap-disk-a"}));
     assert!(said.expect_err("it is forgotten").contains("not found"));
+    empty.server.stop();
+}
+
+/// What verbs that change something print for programs: one object, and nothing else on stdout.
+#[test]
+fn verbs_that_change_a_disk_say_in_json_what_has_become_of_it() {
+    let mut empty = Empty::new();
+    empty.add("a", "raw", "1M");
+    let over = empty.text("over");
+    empty.said(&["snapshot", "a", &over]);
+    let [copy, moved, back] = ["copy", "moved", "back"].map(|name| empty.text(name));
+    for file in [&copy, &moved, &back] {
+        let mut make = Command::new("qemu-img");
+        ok(make.args(["create", "-q", "-f", "qcow2", file, "2M"]));
+    }
+    let told = |args: &[&str]| -> Value {
+        let said = empty.said(&[args, &["--output", "json"]].concat());
+        assert_eq!(said.lines().count(), 1, "{args:?}: {said}");
+        serde_json::from_str(&said).unwrap_or_else(|error| panic!("{args:?}: {said}: {error}"))
+    };
+    let members = |told: &Value, wanted: Value| {
+        for (key, value) in wanted.as_object().expect("members") {
+            assert_eq!(&told[key], value, "{key} of {told}");
+        }
+    };
+    let size = |mib: u64| Value::from(mib << 20);
+    let stopped = told(&["pause", "a"]);
+    members(&stopped, json!({"node-name": "a", "paused": true, "waiting-for-space": 0}));
+    members(&told(&["resume", "a"]), json!({"node-name": "a", "paused": false}));
+    let committed = told(&["commit", "a"]);
+    let ended = json!({"node-name": "a", "job-id": "commit-a", "status": "concluded"});
+    members(&committed, ended);
+    members(&committed, json!({"file": empty.text("a"), "size": size(1)}));
+    assert!(committed["bytes"].is_u64() && committed["pause-ns"].is_u64(), "{committed}");
+    members(&told(&["resize", "a", "+1M"]), json!({"node-name": "a", "size": size(2)}));
+
+    let saved = told(&["backup", "a", &copy, "-f", "qcow2", "--checkpoint", "c"]);
+    let ended = json!({"node-name": "a", "job-id": "backup-a", "status": "concluded"});
+    members(&saved, ended);
+    members(&saved, json!({"file": copy, "checkpoint": "c", "bytes": size(2)}));
+    let copied = told(&["mirror", "a", &back, "-f", "qcow2", "--copy"]);
+    members(&copied, json!({"job-id": "mirror-a", "file": back, "goes-on-there": false}));
+    let begun = told(&["mirror", "a", &moved, "-f", "qcow2", "--no-wait"]);
+    members(&begun, json!({"job-id": "mirror-a", "status": "running", "file": moved}));
+    assert_eq!(begun["bytes"], Value::Null, "nobody has waited");
+    let control = format!("unix:{}", empty.text("control"));
+    ok(Command::new(ringtap()).args(["job", "--control", &control, "wait", "mirror-a"]));
+    let gone = told(&["mirror", "a", &back, "-f", "qcow2"]);
+    let ended = json!({"status": "concluded", "file": back, "goes-on-there": true});
+    members(&gone, ended);
+    // A stream of a disk with nothing below is refused, and says so on stderr alone.
+    let (status, error) = empty.refused(&["stream", "x", "--output", "json"]);
+    assert!(status == Some(1) && error.contains('x'), "{status:?} {error}");
+    empty.said(&["snapshot", "a", &empty.text("top")]);
+    let brought = told(&["stream", "a"]);
+    members(&brought, json!({"job-id": "stream-a", "file": empty.text("top"), "size": size(2)}));
     empty.server.stop();
 }
 

@@ -1,0 +1,190 @@
+//! The verbs of `ringtap disk` that copy a disk to another image: a mirror, and a backup.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use ringtap_image::Format;
+use serde_json::{Value, json};
+
+use crate::args::Output;
+use crate::checkpoint;
+use crate::disk::absolute;
+use crate::job::{How, tell};
+use crate::names;
+use crate::qmp::Qmp;
+
+/// A mirror of a disk that is served.
+#[derive(Debug, Args)]
+pub(crate) struct MirrorArgs {
+    /// The disk's name
+    pub(crate) node: String,
+
+    /// The image in which it is to go on: one that is there, just as large
+    pub(crate) file: PathBuf,
+
+    /// Format of that image; it is never guessed
+    #[arg(short, long, value_name = "FORMAT", value_parser = names::format())]
+    pub(crate) format: Format,
+
+    /// The image reads as zeros, as one just made does: zeros need not be written
+    #[arg(long)]
+    pub(crate) zeroed: bool,
+
+    /// Copy only what has changed since this checkpoint, when the image held what the disk did
+    #[arg(long, value_name = "CHECKPOINT", conflicts_with = "zeroed")]
+    pub(crate) since: Option<String>,
+
+    /// Leave the disk where it is, and the image as a copy of the moment at which the job ends
+    #[arg(long)]
+    pub(crate) copy: bool,
+
+    /// By how many percent the guest may be slowed where it changes more than the image takes [default: 20]
+    #[arg(long, value_name = "PERCENT")]
+    pub(crate) max_slowdown: Option<u32>,
+
+    #[command(flatten)]
+    pub(crate) how: How,
+}
+
+/// A backup of a disk that is served.
+#[derive(Debug, Args)]
+pub(crate) struct BackupArgs {
+    /// The disk's name
+    node: String,
+
+    /// The image that becomes a copy of the disk as it is now: one that is there, and at least as large
+    file: PathBuf,
+
+    /// Format of that image; it is never guessed
+    #[arg(short, long, value_name = "FORMAT", value_parser = names::format())]
+    format: Format,
+
+    /// The image reads as zeros, as one just made does: zeros need not be written
+    #[arg(long)]
+    zeroed: bool,
+
+    /// Copy only what has changed since this checkpoint, when the image was a copy; it begins anew once that has ended well
+    #[arg(long, value_name = "CHECKPOINT", alias = "bitmap")]
+    since: Option<String>,
+
+    /// Make this checkpoint at the moment of the copy
+    #[arg(long, value_name = "CHECKPOINT")]
+    checkpoint: Option<String>,
+
+    /// The longest that a guest's write may wait for the image, in milliseconds; then the backup is given up
+    #[arg(long, value_name = "MS", default_value = "1000")]
+    guest_timeout: u64,
+
+    #[command(flatten)]
+    how: How,
+}
+
+/// Have the server open an image that a job is to write to, as that node.
+fn open_target(qmp: &mut Qmp, node: &str, file: &Path, format: Format) -> anyhow::Result<()> {
+    let driver = if format == ringtap_image::Format::Vhd { "vpc" } else { format.name() };
+    let file =
+        json!({ "driver": "file", "filename": absolute(file)?, "cache": { "direct": true } });
+    // Where it is full the job fails, and nobody waits.
+    let target = json!({
+        "driver": driver,
+        "node-name": node,
+        "file": file,
+        "__ringtap_on-error": "report",
+    });
+    qmp.call("blockdev-add", target).map(drop)
+}
+
+/// Copy a disk as it is now.
+pub(crate) fn backup(qmp: &mut Qmp, args: &BackupArgs, output: Output) -> anyhow::Result<()> {
+    let target = format!("{}-backup", args.node);
+    open_target(qmp, &target, &args.file, args.format)?;
+    let mut arguments = json!({
+        "device": args.node,
+        "target": target,
+        "sync": if args.since.is_some() { "incremental" } else { "full" },
+        "__ringtap_target-is-zero": args.zeroed,
+        "__ringtap_guest-timeout": args.guest_timeout,
+    });
+    if let Some(since) = &args.since {
+        arguments["bitmap"] = since.clone().into();
+    }
+    let id = format!("backup-{}", args.node);
+    let checkpoint = args.checkpoint.as_ref().map(|name| checkpoint::add(&args.node, name));
+    let begin = |qmp: &mut Qmp, backup: Value| match checkpoint {
+        None => qmp.call("blockdev-backup", backup),
+        Some(add) => {
+            let action = |of: &str, data: Value| json!({ "type": of, "data": data });
+            let both = [action("block-dirty-bitmap-add", add), action("blockdev-backup", backup)];
+            qmp.call("transaction", json!({ "actions": both }))
+        }
+    };
+    let how = args.how.beside(output);
+    let ended = how.begin(qmp, begin, &id, arguments, "job-complete", &mut || {});
+    if !how.no_wait || ended.is_err() {
+        let closed = qmp.call("blockdev-del", json!({ "node-name": target }));
+        ended.as_ref().map_or(Ok(()), |_| closed.map(drop))?;
+    }
+    let ended = ended?;
+    match output {
+        Output::Json => {
+            let mut more = json!({ "file": absolute(&args.file)? });
+            if let Some(checkpoint) = &args.checkpoint {
+                more["checkpoint"] = checkpoint.as_str().into();
+            }
+            tell(&args.node, &id, ended.as_ref(), more)
+        }
+        Output::Text => Ok(()),
+    }
+}
+
+/// Copy a disk to another image, and have it go on there; `ready` hears of it when little is left.
+pub(crate) fn mirror(
+    qmp: &mut Qmp,
+    args: &MirrorArgs,
+    output: Output,
+    ready: &mut dyn FnMut(),
+) -> anyhow::Result<()> {
+    let target = format!("{}-mirror", args.node);
+    open_target(qmp, &target, &args.file, args.format)?;
+    let mut arguments = json!({
+        "device": args.node,
+        "target": target,
+        "sync": if args.since.is_some() { "incremental" } else { "full" },
+        "target-is-zero": args.zeroed,
+    });
+    if let Some(since) = &args.since {
+        arguments["bitmap"] = since.clone().into();
+    }
+    if let Some(percent) = args.max_slowdown {
+        arguments["__ringtap_max-slowdown"] = percent.into();
+    }
+    let id = format!("mirror-{}", args.node);
+    let end = if args.copy { "block-job-cancel" } else { "job-complete" };
+    let begin = |qmp: &mut Qmp, arguments| qmp.call("blockdev-mirror", arguments);
+    let how = args.how.beside(output);
+    let ended = how.begin(qmp, begin, &id, arguments, end, ready);
+    // It is gone where the disk goes on in it, and in use where nobody has waited.
+    if ended.is_err() || args.copy && !how.no_wait {
+        let closed = qmp.call("blockdev-del", json!({ "node-name": target }));
+        ended.as_ref().map_or(Ok(()), |_| closed.map(drop))?;
+    }
+    let ended = ended?;
+    let (node, file) = (&args.node, args.file.display());
+    match (output, ended) {
+        (Output::Json, ended) => {
+            let mut more = json!({ "file": file.to_string() });
+            if ended.is_some() {
+                more["goes-on-there"] = (!args.copy).into();
+            }
+            tell(node, &id, ended.as_ref(), more)?;
+        }
+        (Output::Text, Some(ended)) if !args.copy => {
+            let pause = ended.pause();
+            let mut out = std::io::stdout().lock();
+            writeln!(out, "{node} goes on in {file}; its requests waited for {pause:.1?}")?;
+        }
+        (Output::Text, _) => {}
+    }
+    Ok(())
+}
