@@ -4,15 +4,16 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use ringtap_image::Format;
+use ringtap_image::{Format, SecretSource};
 use serde_json::{Value, json};
 
 use crate::args::Output;
 use crate::checkpoint;
-use crate::disk::absolute;
+use crate::disk::{absolute, opened_by, with_secret};
 use crate::job::{How, tell};
 use crate::names;
 use crate::qmp::Qmp;
+use crate::secret;
 
 /// A mirror of a disk that is served.
 #[derive(Debug, Args)]
@@ -26,6 +27,10 @@ pub(crate) struct MirrorArgs {
     /// Format of that image; it is never guessed
     #[arg(short, long, value_name = "FORMAT", value_parser = names::format())]
     pub(crate) format: Format,
+
+    /// Where the secret of that image is, where it is encrypted: file:PATH, which the server reads
+    #[arg(long, value_name = "file:PATH", value_parser = secret::source)]
+    pub(crate) target_secret: Option<SecretSource>,
 
     /// The image reads as zeros, as one just made does: zeros need not be written
     #[arg(long)]
@@ -60,6 +65,10 @@ pub(crate) struct BackupArgs {
     #[arg(short, long, value_name = "FORMAT", value_parser = names::format())]
     format: Format,
 
+    /// Where the secret of that image is, where it is encrypted: file:PATH, which the server reads
+    #[arg(long, value_name = "file:PATH", value_parser = secret::source)]
+    target_secret: Option<SecretSource>,
+
     /// The image reads as zeros, as one just made does: zeros need not be written
     #[arg(long)]
     zeroed: bool,
@@ -81,24 +90,31 @@ pub(crate) struct BackupArgs {
 }
 
 /// Have the server open an image that a job is to write to, as that node.
-fn open_target(qmp: &mut Qmp, node: &str, file: &Path, format: Format) -> anyhow::Result<()> {
+fn open_target(
+    qmp: &mut Qmp,
+    node: &str,
+    file: &Path,
+    format: Format,
+    secret: Option<&SecretSource>,
+) -> anyhow::Result<()> {
     let driver = if format == ringtap_image::Format::Vhd { "vpc" } else { format.name() };
     let file =
         json!({ "driver": "file", "filename": absolute(file)?, "cache": { "direct": true } });
     // Where it is full the job fails, and nobody waits.
-    let target = json!({
+    let mut target = json!({
         "driver": driver,
         "node-name": node,
         "file": file,
         "__ringtap_on-error": "report",
     });
-    qmp.call("blockdev-add", target).map(drop)
+    opened_by(&mut target, format, node, secret)?;
+    with_secret(qmp, node, secret, |qmp| qmp.call("blockdev-add", target).map(drop))
 }
 
 /// Copy a disk as it is now.
 pub(crate) fn backup(qmp: &mut Qmp, args: &BackupArgs, output: Output) -> anyhow::Result<()> {
     let target = format!("{}-backup", args.node);
-    open_target(qmp, &target, &args.file, args.format)?;
+    open_target(qmp, &target, &args.file, args.format, args.target_secret.as_ref())?;
     let mut arguments = json!({
         "device": args.node,
         "target": target,
@@ -146,7 +162,7 @@ pub(crate) fn mirror(
     ready: &mut dyn FnMut(),
 ) -> anyhow::Result<()> {
     let target = format!("{}-mirror", args.node);
-    open_target(qmp, &target, &args.file, args.format)?;
+    open_target(qmp, &target, &args.file, args.format, args.target_secret.as_ref())?;
     let mut arguments = json!({
         "device": args.node,
         "target": target,

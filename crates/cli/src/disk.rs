@@ -317,15 +317,36 @@ fn image(args: &AddArgs) -> anyhow::Result<Value> {
         (None, Some(Format::Vhd)) => ("vpc", Format::Vhd),
         (None, Some(format)) => (format.name(), format),
     };
-    if format == Format::Luks && args.secret.is_none() {
-        return Err(Error::Usage("an encrypted image wants --secret file:PATH".into()).into());
-    }
     disk["driver"] = driver.into();
     disk["file"] = json!({ "driver": "file", "filename": absolute(&args.disk)?, "cache": cache });
-    if args.secret.is_some() {
-        disk["key-secret"] = secret_id(&args.node_name).into();
-    }
+    opened_by(&mut disk, format, &args.node_name, args.secret.as_ref())?;
     Ok(disk)
+}
+
+/// Say what opens an image.
+pub(crate) fn opened_by(
+    disk: &mut Value,
+    format: Format,
+    node: &str,
+    secret: Option<&SecretSource>,
+) -> anyhow::Result<()> {
+    let id = secret_id(node);
+    match (format, secret) {
+        (Format::Luks, Some(_)) => disk["key-secret"] = id.into(),
+        (Format::Qcow2, Some(_)) => {
+            disk["encrypt"] = json!({ "format": "luks", "key-secret": id });
+        }
+        (Format::Luks, None) => {
+            let why = "an encrypted image wants its secret: --secret file:PATH, of a job's target --target-secret";
+            return Err(Error::Usage(why.into()).into());
+        }
+        (other, Some(_)) => {
+            let why = format!("a secret opens luks and qcow2 images, and this one is {other}");
+            return Err(Error::Usage(why).into());
+        }
+        (_, None) => {}
+    }
+    Ok(())
 }
 
 /// What the server is asked for: the disk, and its exports.
@@ -377,7 +398,7 @@ fn secret_id(node: &str) -> String {
 }
 
 /// Do something while the server knows a secret.
-fn with_secret(
+pub(crate) fn with_secret(
     qmp: &mut Qmp,
     node: &str,
     secret: Option<&SecretSource>,

@@ -76,7 +76,18 @@ pub(crate) fn run(qmp: &mut Qmp, args: MigrateArgs, output: Output) -> anyhow::R
     let format = ringtap_image::Format::Raw;
     let (file, since, copy) = (uri, None, false);
     let node_name = node.clone();
-    let args = MirrorArgs { node: node_name, file, format, zeroed, since, copy, max_slowdown, how };
+    let target_secret = None;
+    let args = MirrorArgs {
+        node: node_name,
+        file,
+        format,
+        target_secret,
+        zeroed,
+        since,
+        copy,
+        max_slowdown,
+        how,
+    };
     let mut begun = Ok(());
     let mut ready = || begun = travel.as_mut().map_or(Ok(()), Travel::begin);
     let ended = mirror(qmp, &args, output, &mut ready);

@@ -242,3 +242,32 @@ impl Empty {
         error
     }
 }
+
+#[test]
+fn people_add_encrypted_images_and_copy_disks_into_them() {
+    let empty = place();
+    for name in ["e", "copy", "moved"] {
+        make(&empty, name, &[]);
+    }
+    let secret = format!("file:{}", empty.text("key"));
+    let [image, copy, moved] = ["e", "copy", "moved"].map(|name| empty.text(name));
+    let nbd = format!("unix:{}", empty.text("nbd"));
+    let add = ["add", &image, "-f", "qcow2", "--node-name", "e", "--secret", &secret];
+    let added = empty.said(&[&add[..], &["--nbd", "e", "--nbd-server", &nbd]].concat());
+    assert!(added.starts_with("e: qcow2, 4194304 bytes, writable"), "{added}");
+    let uri = format!("nbd+unix:///e?socket={}", empty.text("nbd"));
+    crate::qemu_io(&uri, &["write -P 0x5a 0 1M"]).expect("written");
+    let (status, error) = empty.refused(&["mirror", "e", &moved, "-f", "luks"]);
+    assert!(status == Some(2) && error.contains("--target-secret"), "{status:?} {error}");
+    let raw = ["mirror", "e", &moved, "-f", "raw", "--target-secret", &secret];
+    let (status, error) = empty.refused(&raw);
+    assert!(status == Some(2) && error.contains("luks and qcow2"), "{status:?} {error}");
+    empty.said(&["backup", "e", &copy, "-f", "qcow2", "--target-secret", &secret]);
+    empty.said(&["mirror", "e", &moved, "-f", "qcow2", "--target-secret", &secret]);
+    crate::qemu_io(&uri, &["write -P 0x33 1M 1M", "flush"]).expect("written");
+    let Empty { dir, server, .. } = empty;
+    server.stop();
+    holds(dir.path(), "e", &["read -P 0x5a 0 1M", "read -P 0 1M 1M"]);
+    holds(dir.path(), "copy", &["read -P 0x5a 0 1M", "read -P 0 1M 1M"]);
+    holds(dir.path(), "moved", &["read -P 0x5a 0 1M", "read -P 0x33 1M 1M"]);
+}
