@@ -234,12 +234,23 @@ impl Bench {
     }
 }
 
+/// An image of a format, or an encrypted qcow2: then of the secret in the file `key`.
 pub fn image(bench: &Bench, name: &str) -> &'static str {
-    let (file, format) = match name {
-        "raw" => ("a.raw", "raw"),
-        _ => ("a.qcow2", "qcow2"),
+    let (file, options) = match name {
+        "raw" => ("a.raw", "-f raw"),
+        "vpc" => ("a.vhd", "-f vpc"),
+        "luks" => ("a.luks", "-f luks --secret file:key -o iter-time=10"),
+        "encrypted" => {
+            ("a.qcow2", "-f qcow2 --secret file:key -o encrypt.format=luks,encrypt.iter-time=10")
+        }
+        _ => ("a.qcow2", "-f qcow2"),
     };
-    bench.ends_with(&format!("create -q -f {format} {file} 64M"), 0);
+    if options.contains("file:key") {
+        fs::write(bench.path("key"), "a secret").expect("a file");
+        fs::set_permissions(bench.path("key"), fs::Permissions::from_mode(0o600))
+            .expect("its mode");
+    }
+    bench.ends_with(&format!("create -q {options} {file} 64M"), 0);
     file
 }
 

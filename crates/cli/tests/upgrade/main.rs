@@ -20,11 +20,18 @@ use bench::{Bench, READY, ends, image, lives, mounts, pid, said};
 
 #[test]
 fn guests_go_on_over_many_upgrades() {
-    for format in ["raw", "qcow2"] {
+    // What the server is told of the disk, beside its format.
+    for (name, more) in [
+        ("raw", "-f raw"),
+        ("qcow2", "-f qcow2"),
+        ("vpc", "-f vpc"),
+        ("luks", "-f luks --secret file:key"),
+        ("encrypted", "-f qcow2 --secret file:key"),
+    ] {
         let mut bench = Bench::new();
-        let file = image(&bench, format);
+        let file = image(&bench, name);
         let line = format!(
-            "serve --control unix:c.sock --pid-file pid {file} -f {format} --vhost-user vu.sock"
+            "serve --control unix:c.sock --pid-file pid {file} {more} --vhost-user vu.sock"
         );
         let manager = UnixDatagram::bind(bench.path("notify")).expect("a socket");
         let (mut first, mut server) = bench.serve(&line);
@@ -64,8 +71,8 @@ fn guests_go_on_over_many_upgrades() {
         let _ = kill_process(pid(server), Signal::TERM);
         ends(server);
         assert!(!bench.path("vu.sock").exists() && !bench.path("pid").exists());
-        if format == "qcow2" {
-            bench.ends_with(&format!("check -f qcow2 {file}"), 0);
+        if let "qcow2" | "vpc" | "encrypted" = name {
+            bench.ends_with(&format!("check {more} {file}"), 0);
         }
     }
 }
