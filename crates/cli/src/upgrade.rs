@@ -162,7 +162,14 @@ fn is_changed(pid: Pid) -> anyhow::Result<bool> {
     let own = link_of(number);
     // Into a confined server nobody looks who may not trace it, as in a unit; its broker runs the same program.
     let by_broker = || broker_of(number).map(link_of).filter(|link| fs::read_link(link).is_ok());
-    let link = if fs::read_link(&own).is_ok() { own } else { by_broker().unwrap_or(own) };
+    let link = match fs::read_link(&own) {
+        Ok(_) => own,
+        // Without one, what has a secret in its memory shows its own user nothing of itself: the same program again does no harm.
+        Err(error) => match by_broker() {
+            None if error.kind() == ErrorKind::PermissionDenied => return Ok(true),
+            found => found.unwrap_or(own),
+        },
+    };
     let context = || format!("cannot see which program process {} runs", pid.as_raw_nonzero());
     let (path, runs) = (fs::read_link(&link).with_context(context)?, fs::metadata(&link));
     let runs = runs.with_context(context)?;

@@ -216,7 +216,7 @@ fn holder(fd: BorrowedFd<'_>, byte: i64) -> Option<Holder> {
 /// What can be said of a holder that /proc does not show.
 fn unseen(path: &Path) -> String {
     format!(
-        "a process that is not visible here, of another user or in another container \
+        "a process that is not visible here, of another user, in another container or with a secret in its memory \
          (as root of the host, lsof {} names it),",
         path.display()
     )

@@ -1,4 +1,5 @@
-//! Memory for keys: never swapped out, left out of core dumps, wiped before it is given back.
+//! Memory for keys: never swapped out, left out of core dumps, wiped before it is given back. A process that has had any is read by
+//! no other of its user.
 
 use std::io;
 use std::ops::{Deref, DerefMut};
@@ -6,6 +7,7 @@ use std::ptr::{self, NonNull};
 use std::sync::atomic::{Ordering, compiler_fence};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags};
+use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 
 use crate::PAGE;
 
@@ -19,6 +21,8 @@ struct Pages {
 impl Pages {
     /// Zeroed pages for `len` bytes. That the kernel will not lock them (RLIMIT_MEMLOCK) is no error.
     fn new(len: usize) -> io::Result<Pages> {
+        // Before there is a key. What is on the stack meanwhile, and in registers, no advice keeps out of anything.
+        set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
         let too_long = || io::Error::from_raw_os_error(libc::ENOMEM);
         let len = len.max(1).checked_next_multiple_of(PAGE).ok_or_else(too_long)?;
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
@@ -141,6 +145,13 @@ impl DerefMut for LockedBytes {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::process::dumpable_behavior;
+
+    #[test]
+    fn who_has_had_a_key_is_not_looked_into() {
+        drop(Locked::new(7).expect("memory"));
+        assert_eq!(dumpable_behavior().ok(), Some(DumpableBehavior::NotDumpable));
+    }
 
     /// The VmFlags of the mapping that holds an address, as /proc tells them.
     fn flags_at(address: usize) -> String {

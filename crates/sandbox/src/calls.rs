@@ -275,7 +275,11 @@ fn rules(wanted: Wanted) -> Result<Rules, seccompiler::BackendError> {
         NAME_MEMORY,
     ];
     let prctls: Result<Vec<_>, _> = prctls.into_iter().map(|it| equal(0, it as u32)).collect();
-    rules.insert(libc::SYS_prctl, prctls?);
+    let mut prctls = prctls?;
+    // Nobody looks into it from then on, for it has secrets; never the other way round.
+    let is = |argument, value| SeccompCondition::new(argument, Len::Dword, Cmp::Eq, value);
+    prctls.push(SeccompRule::new(vec![is(0, libc::PR_SET_DUMPABLE as u64)?, is(1, 0)?])?);
+    rules.insert(libc::SYS_prctl, prctls);
     Ok(rules)
 }
 

@@ -25,6 +25,7 @@ pub(crate) fn gain_nothing() -> io::Result<()> {
 
 /// Nobody of this user looks into its memory, and there is no dump of it. That is for root's, who has other users' images, and
 /// for one that was root's: another user's own programs would no longer see which of that user's servers has an image locked.
+/// Whoever has keys has that done where these are (`ringtap_io::Locked`).
 pub(crate) fn keep_memory_private() -> io::Result<()> {
     if !rustix::process::geteuid().is_root() {
         return Ok(());

@@ -1,5 +1,6 @@
 //! Servers that are told nothing about a sandbox, and their brokers.
 
+mod keys;
 mod user;
 
 use std::fs::{self, File};
