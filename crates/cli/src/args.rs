@@ -19,7 +19,7 @@ use crate::objects::ObjectArgs;
 use crate::serve::ServeArgs;
 use crate::spelling;
 use crate::top::TopArgs;
-use crate::upgrade::{ProcessArgs, UpgradeArgs};
+use crate::upgrade::{ProcessArgs, StopArgs, UpgradeArgs};
 use crate::verbs::amend::AmendArgs;
 use crate::verbs::bench::BenchArgs;
 use crate::verbs::bitmap::BitmapArgs;
@@ -104,11 +104,11 @@ pub(crate) enum Command {
     /// Images that have grown are as large from then on, disks whose image or file has come are served, certificates are read
     /// again. Units of systemd do it where `systemctl reload` is called.
     Reload(ProcessArgs),
-    /// Have a running server end, and wait until it has: SIGTERM
+    /// Have a running server end, and wait until it has: SIGTERM, or SIGQUIT with --keep
     ///
     /// It ends as with `systemctl stop`: what is in flight is answered, all is written back, devices and sockets are gone. Units
     /// of systemd do it where they are stopped, for systemd kills a server that has followed another at once.
-    Stop(ProcessArgs),
+    Stop(StopArgs),
     /// Serve disks to the guests of this Xen host
     ///
     /// Runs in the foreground, in dom0. Serves every disk of a guest's configuration with

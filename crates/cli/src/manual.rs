@@ -50,7 +50,10 @@ const EXIT_OF_ALL: Section = (
 const EXIT_SERVING: Section = (
     "Exit status",
     &[
-        ("0", "SIGTERM or SIGINT ended it, or another process took over, and all was done"),
+        (
+            "0",
+            "SIGTERM, SIGINT or SIGQUIT ended it, or another process took over, and all was done",
+        ),
         ("1", "it failed, or a disk of serve or daemon was not served; the reason is on stderr"),
         ("2", USAGE),
         ("101", PANIC),
@@ -82,6 +85,7 @@ const SIGNALS: Section = (
             "take no more requests, end those in flight, flush, remove the sockets, exit 0; \
              the second time exit at once with 130",
         ),
+        ("SIGQUIT", "the same, but block devices of this host (ublk) wait for the next server"),
         (
             "SIGHUP",
             "look again how large the images are and tell the guests; serve disks that were left \

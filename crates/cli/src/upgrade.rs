@@ -10,10 +10,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
@@ -58,12 +58,28 @@ pub(crate) struct UpgradeArgs {
     output: Output,
 }
 
-/// What `ringtap reload` and `ringtap stop` are told.
+/// What `ringtap reload` is told.
 #[derive(Debug, Args)]
 pub(crate) struct ProcessArgs {
     /// The id of the server's process
     #[arg(value_name = "PID", value_parser = process)]
     server: Pid,
+}
+
+/// What `ringtap stop` is told.
+#[derive(Debug, Args)]
+pub(crate) struct StopArgs {
+    #[command(flatten)]
+    process: ProcessArgs,
+
+    /// Leave block devices of this host (--ublk) there, with what is mounted on them: their requests wait for the next server of
+    /// the same disks
+    #[arg(long)]
+    keep: bool,
+
+    /// As --keep where systemd stops this unit to start it again, as `systemctl restart` does; else as without
+    #[arg(long, value_name = "NAME", conflicts_with = "keep")]
+    unit: Option<String>,
 }
 
 #[derive(Clone, Debug)]
@@ -97,16 +113,48 @@ pub(crate) fn reload(args: &ProcessArgs) -> anyhow::Result<ExitCode> {
 
 /// Send it SIGTERM, and wait until it has ended. A service manager that is not its parent when it becomes the service's main
 /// process may not wait for its end, and kill it at once.
-pub(crate) fn stop(args: &ProcessArgs) -> anyhow::Result<ExitCode> {
-    let (handle, number) = (found(args.server)?, args.server.as_raw_nonzero());
+pub(crate) fn stop(args: &StopArgs) -> anyhow::Result<ExitCode> {
+    let server = args.process.server;
+    let (handle, number) = (found(server)?, server.as_raw_nonzero());
+    // Where that cannot be told the devices go, as they do without it.
+    let restarts = |unit: &String| {
+        is_restarting(unit).unwrap_or_else(|error| {
+            tracing::warn!("{error:#}: block devices are taken away");
+            false
+        })
+    };
+    let keep = args.keep || args.unit.as_ref().is_some_and(restarts);
+    let signal = if keep { Signal::QUIT } else { Signal::TERM };
     if !catches(number.get(), Signal::TERM) {
         bail!("process {number} is a ringtap that serves nothing");
     }
-    pidfd_send_signal(&handle, Signal::TERM).with_context(|| unknown(args.server))?;
+    if !catches(number.get(), signal) {
+        bail!("process {number} is a ringtap that leaves no block devices: stop it without --keep");
+    }
+    pidfd_send_signal(&handle, signal).with_context(|| unknown(server))?;
     let mut ended = [PollFd::new(&handle, PollFlags::IN)];
     rustix::io::retry_on_intr(|| poll(&mut ended, None))
         .with_context(|| format!("cannot wait for the end of process {number}"))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Whether systemd stops a unit to start it again. It tells that by its list of jobs alone.
+fn is_restarting(unit: &str) -> anyhow::Result<bool> {
+    let tried = || format!("cannot ask systemd whether it restarts {unit} (systemctl list-jobs)");
+    let words = ["list-jobs", "--full", "--plain", "--no-legend", "--no-pager"];
+    let output = Command::new("systemctl").args(words).output().with_context(tried)?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        return Err(anyhow!("{}", said.trim())).with_context(tried);
+    }
+    Ok(restarts(&String::from_utf8_lossy(&output.stdout), unit))
+}
+
+/// Whether these lines, each a job's number, its unit and what is done with that, say that a unit is restarted.
+fn restarts(jobs: &str, unit: &str) -> bool {
+    jobs.lines().map(|line| line.split_whitespace().skip(1)).any(|mut words| {
+        words.next() == Some(unit) && words.next().is_some_and(|job| job.ends_with("restart"))
+    })
 }
 
 /// Have it done, and say which process serves then.
@@ -258,5 +306,21 @@ fn by_signal(pid: Pid) -> anyhow::Result<u64> {
         Some(("ok", pid)) => Ok(pid.parse()?),
         Some((_, why)) => bail!("{why}"),
         None => bail!("process {number} says {answer:?}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::restarts;
+
+    #[test]
+    fn a_job_of_the_unit_itself_is_looked_for() {
+        let jobs = "12 srv-a.mount restart waiting\n7 ringtap-ublk@a\\x2db.service restart running\n\
+                    8 ringtap-ublk@b.service stop running\n";
+        assert!(restarts(jobs, r"ringtap-ublk@a\x2db.service"));
+        for other in ["ringtap-ublk@b.service", "ringtap-ublk@a.service", "restart", "7"] {
+            assert!(!restarts(jobs, other), "{other}");
+        }
+        assert!(restarts("3 a.service try-restart waiting", "a.service") && !restarts("", ""));
     }
 }

@@ -10,7 +10,7 @@ use std::thread::{self, JoinHandle};
 
 use ringtap_io::Panic;
 use sd_notify::NotifyState;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level;
 
@@ -24,7 +24,9 @@ use crate::xen::Attached;
 const STACK: usize = 256 << 10;
 /// Those that carry out what takes long have the futures of a whole job there, which are large where nothing is optimised.
 const WORKING_STACK: usize = 1 << 20;
-/// What a second SIGINT or SIGTERM ends with: 128 + SIGINT, as shells count.
+/// Signals that ask to stop; SIGQUIT, to leave block devices of this host for the next server.
+const STOPS: [i32; 3] = [SIGTERM, SIGINT, SIGQUIT];
+/// What a second of them ends with: 128 + SIGINT, as shells count.
 const AT_ONCE: i32 = 130;
 
 /// What a serving process waits for.
@@ -66,7 +68,7 @@ impl Signalled {
     pub(crate) fn listen() -> Result<Signalled, Error> {
         let failed = |source| Error::Process { tried: "set up signals", source };
         let asked = Arc::new(AtomicBool::new(false));
-        for signal in [SIGTERM, SIGINT] {
+        for signal in STOPS {
             let asked = asked.clone();
             // The first sets the flag, the second finds it set, also where two threads take one each at
             // the same moment.
@@ -78,7 +80,8 @@ impl Signalled {
             // SAFETY: an atomic swap and `_exit` are all it does: both may be done in a signal handler.
             unsafe { low_level::register(signal, action) }.map_err(failed)?;
         }
-        Signals::new([SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2]).map_err(failed).map(Signalled)
+        let all = STOPS.into_iter().chain([SIGHUP, SIGUSR1, SIGUSR2]);
+        Signals::new(all).map_err(failed).map(Signalled)
     }
 
     /// Have them come as events, those of the past first: by a thread.
@@ -86,7 +89,7 @@ impl Signalled {
         let Signalled(mut signals) = self;
         spawn_vital("signals", move || {
             for signal in signals.forever() {
-                if [SIGTERM, SIGINT].contains(&signal) {
+                if STOPS.contains(&signal) {
                     handover::told_to_end();
                 }
                 if events.send(Event::Signal(signal)).is_err() {

@@ -1,8 +1,8 @@
 //! Many virtual block devices served by one process.
 //!
 //! [`serve`] opens the images of a [`Config`], binds their sockets, starts one server thread a
-//! socket group and then waits for signals: SIGTERM and SIGINT end it in order, SIGHUP looks again
-//! how large the images are, SIGUSR1 prints statistics.
+//! socket group and then waits for signals: SIGTERM, SIGINT and SIGQUIT end it in order, SIGHUP
+//! looks again how large the images are, SIGUSR1 prints statistics.
 #![deny(unsafe_op_in_unsafe_fn)]
 
 mod address;

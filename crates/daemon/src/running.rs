@@ -162,6 +162,8 @@ pub(crate) struct Running {
     pub(crate) jobs: BTreeMap<String, Entry>,
     /// Whether the process ends: nothing new is begun.
     pub(crate) quit: bool,
+    /// Whether block devices of this host are to wait for the next server then.
+    pub(crate) leaves_devices: bool,
     /// What new disks are given to.
     pub(crate) wrap: Wrap,
     /// Secrets that clients of the control socket have named.
@@ -233,6 +235,7 @@ impl Running {
             listening: vec![],
             handing_over: Arc::default(),
             handed_over: None,
+            leaves_devices: false,
             handover_pause: None,
             groups: groups.map(|(name, allotment)| (name, allotment.group())).collect(),
             graph: Graph::default(),

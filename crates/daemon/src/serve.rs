@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, channel};
 
 use ringtap_export::{give_back_startup, ublk};
 use sd_notify::NotifyState;
-use signal_hook::consts::{SIGHUP, SIGUSR1, SIGUSR2};
+use signal_hook::consts::{SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
 
 use crate::events::{Event, Signalled, contained, notify, notify_reloading, prepare_notify};
 use crate::facts::{AllStats, DiskFacts, NotServed, say_ready};
@@ -26,7 +26,7 @@ use crate::{Address, Config, ControlAt, Disk, Error, NbdTls, Sandbox, control, p
 /// Serve the disks until SIGTERM or SIGINT. Returns once every request taken has ended, the images
 /// are flushed and the sockets removed. Where a server ended by itself the others do, too, but for
 /// block devices of this host: they are served until the process ends, and then wait for the next one,
-/// for what is mounted on them must not lose its disk.
+/// for what is mounted on them must not lose its disk. So it is where SIGQUIT has come in the place of SIGTERM.
 ///
 /// A disk whose image cannot be opened is left out, unless the configuration is strict: the others are served.
 /// SIGHUP has it tried again; where it still was not served at the end, [`Error::NotServed`] comes then.
@@ -173,8 +173,9 @@ fn run(
         served.vbd.go_on();
     });
     let mut left = Left::default();
-    running.stop(outcome.is_ok(), &mut left);
-    running.tell_of_gone_exports(outcome.is_ok());
+    let devices = outcome.is_ok() && !running.leaves_devices;
+    running.stop(devices, &mut left);
+    running.tell_of_gone_exports(devices);
     running.wait_for_pending(&mut left);
     let mut late = None;
     for event in inbox.try_iter() {
@@ -186,10 +187,7 @@ fn run(
             _ => {}
         }
     }
-    let kept: Vec<DiskId> = match outcome {
-        Ok(()) => vec![],
-        Err(_) => ids_of_devices(&running),
-    };
+    let kept = if devices { vec![] } else { ids_of_devices(&running) };
     let flushed = close_all(&running, &kept, &mut left);
     wait_for_checks(std::mem::take(&mut running.pending.checks));
     // What was still being written is stable, and told, after this.
@@ -402,7 +400,10 @@ fn handle(
         Event::Signal(SIGUSR1) => {
             AllStats::of(running.disks.values()).print();
         }
-        Event::Signal(_) => return ControlFlow::Break(Ok(())),
+        Event::Signal(signal) => {
+            running.leaves_devices = signal == SIGQUIT;
+            return ControlFlow::Break(Ok(()));
+        }
         Event::Do(what) => {
             contained(|| what(running));
             if running.handed_over.is_some() {

@@ -105,18 +105,20 @@ impl Running {
     /// Stop the servers, those of block devices only where these are not to wait for the next process; once this
     /// returns each request taken has ended, but for those of the disks that are left.
     pub(crate) fn stop(&mut self, devices: bool, left: &mut Left) {
-        let ends =
-            |serving: &&mut Serving| devices || !matches!(&*serving.transport, Transport::Ublk(_));
-        self.servers.values_mut().filter(ends).for_each(|serving| serving.stop.raise());
+        // One of an ordinary user goes with its server: then in order.
+        let stays = |serving: &Serving| match &*serving.transport {
+            Transport::Ublk(server) => !devices && server.outlives_its_server(),
+            _ => false,
+        };
+        let ends = self.servers.values().filter(|serving| !stays(serving));
+        ends.for_each(|serving| serving.stop.raise());
         loop {
             let mut waits = vec![];
             for (id, serving) in &mut self.servers {
                 match serving.has_ended() {
                     true => serving.join(),
-                    false if devices || !matches!(&*serving.transport, Transport::Ublk(_)) => {
-                        waits.push(*id);
-                    }
-                    false => {}
+                    false if stays(serving) => {}
+                    false => waits.push(*id),
                 }
             }
             if left.silence.is_there() {
@@ -198,7 +200,12 @@ pub(crate) fn close_all(running: &Running, kept: &[DiskId], left: &mut Left) -> 
         let kept = kept.contains(id);
         if let Some(server) = running.device_of(*id).filter(|_| kept) {
             let device = server.path().display();
-            tracing::warn!("{device} stays: it waits for the next server of its image");
+            match running.leaves_devices {
+                true => tracing::info!("{device} is left to the next server of its image"),
+                false => {
+                    tracing::warn!("{device} stays: it waits for the next server of its image")
+                }
+            }
         }
         match is_elsewhere(served) {
             false => {

@@ -326,6 +326,21 @@ fn units_start_under_systemd_and_come_back_after_a_crash() {
          umount /tmp/on
          mount -t ext4 /dev/ublkb7 /tmp/on
          cmp /tmp/data /tmp/on/data
+         # Restarted, while it is written to; what was not flushed is there, too.
+         for turn in 1 2 3; do
+             old=$(pid ringtap-ublk@host.service)
+             dd if=/tmp/data of=/tmp/on/again bs=64k oflag=direct status=none &
+             writer=$!
+             systemctl restart ringtap-ublk@host.service
+             wait $writer
+             [ $(pid ringtap-ublk@host.service) != $old ]
+             sandboxed ringtap-ublk@host.service
+             grep -q '^/dev/ublkb7 /tmp/on ' /proc/mounts
+         done
+         umount /tmp/on
+         mount -t ext4 /dev/ublkb7 /tmp/on
+         cmp /tmp/data /tmp/on/data
+         cmp /tmp/data /tmp/on/again
          umount /tmp/on
          systemctl stop ringtap-ublk@host.service
          [ ! -e /dev/ublkb7 ]

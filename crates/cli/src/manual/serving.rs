@@ -92,7 +92,16 @@ pub(super) fn sections(command: &str) -> &'static [Section] {
             EXIT,
         ],
         "stop" => &[
-            ("Examples", &[("ringtap stop $(cat /run/vm1.pid)", "returns once it has ended")]),
+            (
+                "Examples",
+                &[
+                    ("ringtap stop $(cat /run/vm1.pid)", "returns once it has ended"),
+                    (
+                        "ringtap stop --keep $(cat /run/d.pid)",
+                        "/dev/ublkb0 waits for the next server",
+                    ),
+                ],
+            ),
             EXIT,
         ],
         "reload" => {

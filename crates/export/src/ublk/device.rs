@@ -119,7 +119,7 @@ impl Device {
     fn take_over(&mut self) -> Result<(), Error> {
         let (path, id, target) = (self.path(), self.info.id, self.target());
         if !self.handed {
-            tracing::info!("{}: taking over from a server that was killed", path.display());
+            tracing::info!("{}: taking over from the server before", path.display());
         }
         let pause = if self.handed { HANDED } else { PAUSE };
         let end = Instant::now() + PATIENCE;

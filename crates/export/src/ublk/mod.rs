@@ -245,15 +245,19 @@ impl Server {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether the block device is there when the process has ended, and waits for the next server.
+    pub fn outlives_its_server(&self) -> bool {
+        self.running().device.info.features & feature::RECOVERY == feature::RECOVERY
+    }
+
     /// Why its users could not go on with another server.
     pub fn must_stay(&self) -> Option<&'static str> {
-        let device = &self.running().device;
-        if device.info.features & feature::RECOVERY != feature::RECOVERY {
+        if !self.outlives_its_server() {
             return Some(
                 "the kernel ends an ordinary user's device with its server: restart the server, or end that export",
             );
         }
-        (!device.can_be_left).then_some(
+        (!self.running().device.can_be_left).then_some(
             "before Linux 6.16 the driver loses requests that come while a device is let go of: restart the server, or end that export",
         )
     }
