@@ -294,7 +294,8 @@ impl Disk {
         *lock(&bitmaps.next) = None;
     }
 
-    /// The image is closed, and the bitmaps are written as they are. After the last request.
+    /// The image is closed, and the bitmaps are written as they are; where there is none any more their file goes. After the
+    /// last request.
     pub(crate) async fn close_bitmaps(&self, io: &Io) -> Result<(), Error> {
         let bitmaps = &self.shared.bitmaps;
         let Some(keep) = bitmaps.keep() else { return Ok(()) };
@@ -305,6 +306,18 @@ impl Disk {
         }
         write(&keep, io, self.size(), &all, How::Closed).await?;
         keep.store.memory().forget_but(&[]);
+        if all.iter().any(|one| one.persistent) {
+            return Ok(());
+        }
+        // Only now: until it is gone it says that there are none.
+        match keep.store.remove_empty() {
+            Ok(true) => *lock(&bitmaps.keep) = None,
+            Ok(false) => {}
+            Err(error) => tracing::warn!(
+                "cannot remove {}, in which no bitmap is kept any more: {error}",
+                keep.store.sidecar().path().display()
+            ),
+        }
         Ok(())
     }
 

@@ -118,6 +118,74 @@ fn a_checkpoint_outlives_kills_stops_and_replacements() {
     }
 }
 
+/// The files of checkpoints in a folder of records.
+fn sidecars(folder: &std::path::Path) -> Vec<std::path::PathBuf> {
+    let all = fs::read_dir(folder).expect("the folder").flatten().map(|entry| entry.path());
+    all.filter(|path| path.extension().is_some_and(|ending| ending == "bitmaps")).collect()
+}
+
+/// Also where the server is killed as the last has gone, or the file comes back, as it may by a power cut.
+#[test]
+fn the_file_of_checkpoints_goes_with_the_last_of_them() {
+    for format in ["raw", "luks", "qcow2"] {
+        let bench = Bench::new();
+        let (state, image) = (bench.path("state"), bench.text("a.img"));
+        fs::create_dir(&state).expect("a folder");
+        fs::write(bench.path("key"), "secret").expect("a key");
+        let secret = format!("file:{}", bench.text("key"));
+        let sealed = ["--target-secret", &secret, "-o", "iter-time=10"];
+        let open = ["--secret", &*secret];
+        let (sealed, open) =
+            if format == "luks" { (&sealed[..], &open[..]) } else { (&[][..], &[][..]) };
+        let make = [&["create", "-q", "-f", format], sealed, &[&image, "64M"]].concat();
+        ok(ringtap().to_str().expect("plain"), "ringtap", &make);
+        let args = bench.args(&["a.img"], &[&["-f", format], open].concat());
+        let serve = || Server::start_in(&state, &args);
+        let add = json!({ "node": "a", "name": "since", "persistent": true });
+        let gone = json!({ "node": "a", "name": "since" });
+
+        let server = serve();
+        let mut control = bench.control();
+        control.ok("block-dirty-bitmap-add", add.clone());
+        bench.io("a", &["write -P 1 0 64k"]);
+        server.stop();
+        let [sidecar] = &sidecars(&state)[..] else { panic!("{format}: one file") };
+        let server = serve();
+        let mut control = bench.control();
+        assert_eq!(count(&mut control), 64 * KIB, "{format}");
+        control.ok("block-dirty-bitmap-remove", gone.clone());
+        let empty = fs::read(sidecar).expect("it is there until the image is closed");
+        server.stop();
+        assert!(sidecars(&state).is_empty(), "{format}: it stays");
+
+        // What a power cut may bring back says that there is none.
+        fs::write(sidecar, &empty).expect("written");
+        let server = serve();
+        let mut control = bench.control();
+        assert_eq!(bitmap(&mut control, "since"), Value::Null, "{format}");
+        bench.io("a", &["write -P 2 1M 64k"]);
+        control.ok("block-dirty-bitmap-add", add.clone());
+        bench.io("a", &["write -P 3 2M 64k"]);
+        server.kill();
+        let server = serve();
+        let mut control = bench.control();
+        assert_eq!(count(&mut control), 64 * KIB, "{format}: killed");
+        control.ok("block-dirty-bitmap-remove", gone.clone());
+        server.kill();
+        assert_eq!(sidecars(&state), std::slice::from_ref(sidecar), "{format}");
+        let server = serve();
+        assert_eq!(bitmap(&mut bench.control(), "since"), Value::Null, "{format}");
+        server.stop();
+        assert!(sidecars(&state).is_empty(), "{format}: it stays after a kill");
+
+        // A new one has a file of its own.
+        let server = serve();
+        bench.control().ok("block-dirty-bitmap-add", add);
+        server.stop();
+        assert_eq!(sidecars(&state), std::slice::from_ref(sidecar), "{format}");
+    }
+}
+
 #[test]
 fn an_image_that_others_wrote_to_has_lost_its_checkpoints() {
     let bench = Bench::new();

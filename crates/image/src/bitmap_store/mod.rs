@@ -341,6 +341,14 @@ impl BitmapStore {
         self.sidecar.sync(io).await
     }
 
+    /// The present whole has no bitmaps and nobody adds any: the file is not needed. Whether it is gone.
+    ///
+    /// # Errors
+    /// Where it cannot be removed.
+    pub fn remove_empty(&self) -> io::Result<bool> {
+        sidecar::remove_empty(&self.sidecar)
+    }
+
     /// The disk is about to go on in another image: from now on its changes are noted, and each whole that is written says so.
     /// What is kept is found to be of that one, too, once the next whole is the present one.
     pub fn announce(&self, binding: Binding) -> io::Result<()> {

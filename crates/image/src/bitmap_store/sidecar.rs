@@ -175,6 +175,26 @@ pub fn remove_sidecar_of(image: &Place, but: Option<&Container>) -> Result<bool,
     Ok(true)
 }
 
+/// Remove a sidecar that is in use here, and in which no bitmap is kept: it says the same as none, so that nothing is believed
+/// wrongly where a power cut brings it back. Whether it is gone.
+///
+/// # Errors
+/// Where it cannot be removed.
+pub(super) fn remove_empty(sidecar: &Container) -> io::Result<bool> {
+    if sidecar.is_simulated() {
+        return Ok(false);
+    }
+    let place = sidecar.place();
+    let path = fs::read_link(place.at())?;
+    let file = |path: &Path| fs::symlink_metadata(path).map(|facts| (facts.dev(), facts.ino()));
+    let own = fs::metadata(place.at()).map(|facts| (facts.dev(), facts.ino()))?;
+    // Somebody else has removed it, or it is no file of ours.
+    if path.extension() != Some(OsStr::new(record::SIDECAR)) || file(&path)? != own {
+        return Ok(false);
+    }
+    record::remove_stably(&path).map(|()| true)
+}
+
 /// Have a sidecar be found as that of another image from now on.
 ///
 /// # Errors
