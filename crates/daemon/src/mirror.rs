@@ -1,5 +1,7 @@
 //! A disk that is copied to another image while it is served, and goes on there.
 
+use std::ops::RangeInclusive;
+
 use ringtap_io::Tasks;
 use ringtap_vbd::{Ending, Job, Mirror, Scope};
 
@@ -16,14 +18,24 @@ pub(crate) struct Copy {
     pub(crate) scope: Scope,
     /// Whether the target reads as zeros.
     pub(crate) zeroed: bool,
-    /// By how many percent guests may be slowed.
-    pub(crate) max_slowdown: u32,
+    /// By how many percent guests may be slowed; where there is none their writes wait for the target, from when all has been
+    /// copied once.
+    pub(crate) max_slowdown: Option<u32>,
+    /// Bytes of the regions whose changes are noted.
+    pub(crate) granularity: u64,
+    /// The most bytes that the job copies at once, where that is said.
+    pub(crate) in_flight: Option<u64>,
 }
+
+/// The least and the most bytes that are copied by one request, and the most requests.
+const PIECES: RangeInclusive<u64> = 64 << 10..=1 << 20;
+const MOST_REQUESTS: u64 = 64;
 
 impl Copy {
     /// Do it, on this thread; none where the job was told to leave the disk where it is.
     pub(crate) fn run(self, job: &Job) -> Result<Option<Moved>, Error> {
-        let Copy { disk, from, target, to, scope, zeroed, max_slowdown } = self;
+        let Copy { disk, from, target, to, scope, zeroed, max_slowdown, granularity, in_flight } =
+            self;
         let failed = |why: String| Error::Mirror { path: disk.path.clone(), why };
         let mut tasks = Tasks::new(ringtap_io::reactor().map_err(Error::Ring)?);
         let (io, job) = (tasks.io().clone(), job.clone());
@@ -32,9 +44,16 @@ impl Copy {
             if let Ok(image) = to.image() {
                 checkpoints::moves(&io, &from, &*image).await;
             }
-            let max_slowdown = Some(max_slowdown);
-            let mirror =
-                Mirror { scope, zeroed, max_slowdown, ..Mirror::new(from.clone(), to.clone()) };
+            let usual = Mirror::new(from.clone(), to.clone());
+            let mut mirror = Mirror { scope, zeroed, max_slowdown, granularity, ..usual };
+            if max_slowdown.is_none() {
+                mirror.patience = Some(0);
+            }
+            if let Some(bytes) = in_flight {
+                mirror.piece = (bytes / 2 + 1).next_power_of_two();
+                mirror.piece = mirror.piece.clamp(*PIECES.start(), *PIECES.end());
+                mirror.requests = (bytes / mirror.piece).clamp(1, MOST_REQUESTS) as usize;
+            }
             let still = async || moved(&old, &new);
             let end = mirror.run(&io, &job, Ending::Pivot, still).await;
             if !matches!(end, Ok(Some(_))) {

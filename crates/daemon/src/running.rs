@@ -172,6 +172,8 @@ pub(crate) struct Running {
     pub(crate) tls_creds: BTreeMap<String, NamedCredentials>,
     /// Those of the NBD server that they have started, and what they called them.
     pub(crate) nbd_creds: Option<(String, NamedCredentials)>,
+    /// The most clients of it at a time, where that is said.
+    pub(crate) nbd_most: Option<u32>,
     /// Groups of disks that share limits, by name.
     pub(crate) groups: BTreeMap<String, ThrottleGroup>,
     /// Names of files, and of images that are no disks.
@@ -228,6 +230,7 @@ impl Running {
             secret_sources: BTreeMap::new(),
             tls_creds: BTreeMap::new(),
             nbd_creds: None,
+            nbd_most: None,
             looked: Looked::default(),
             keeper: None,
             upgradable: false,

@@ -194,8 +194,12 @@ impl Running {
         let own = own.and_then(|(_, named)| named.server.as_ref());
         let credentials = own.or(self.credentials.as_ref());
         let tls = tls.iter().map(|mode| mode.with(credentials)).collect();
+        let mut limits = self.config.nbd_limits;
+        if let Some(most) = self.nbd_most.filter(|_| keeps_open) {
+            limits.connections = limits.connections.min(most as usize);
+        }
         let server = nbd::Server::new(listeners, exports)
-            .with_limits(self.config.nbd_limits)
+            .with_limits(limits)
             .with_budget(self.nbd_budget.clone())
             .with_tls(tls);
         let all: Vec<String> = places.iter().map(|(place, _)| place.to_string()).collect();

@@ -3,6 +3,7 @@
 mod behind;
 mod check;
 mod clients;
+mod copies;
 mod dial;
 mod disks;
 mod encrypted;

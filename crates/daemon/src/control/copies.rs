@@ -1,5 +1,6 @@
 //! What jobs that copy disks have in common; and mirrors.
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use ringtap_image::OpenOptions;
@@ -32,8 +33,9 @@ words! {
 }
 
 words! {
-    /// How writes get to the copy: by passes, and once those do not lead to an end at once.
-    enum CopyMode { "background" Background }
+    /// How writes get to the copy: by passes, and once those do not lead to an end at once; or at once as soon as all has been
+    /// copied once, and guests wait for the target.
+    enum CopyMode { "background" Background, "write-blocking" WriteBlocking }
 }
 
 arguments! {
@@ -49,7 +51,11 @@ arguments! {
         "speed" speed: Option<u64>,
         "on-source-error" _on_source_error: Option<OnError>,
         "on-target-error" _on_target_error: Option<OnError>,
-        "copy-mode" _copy_mode: Option<CopyMode>,
+        "copy-mode" copy_mode: Option<CopyMode>,
+        /// Bytes of the regions whose changes are noted.
+        "granularity" granularity: Option<u32>,
+        /// The most bytes that are on their way to the target at once for the job, not for guests.
+        "buf-size" buf_size: Option<u64>,
         /// Whether the target reads as zeros.
         "target-is-zero" target_is_zero: Option<bool>,
         /// By how many percent guests may be slowed for the target's sake.
@@ -58,6 +64,10 @@ arguments! {
         "auto-dismiss" auto_dismiss: Option<bool>,
     }
 }
+
+/// Bytes of regions that a mirror may go by, and the most bytes that marks of them take.
+const GRANULARITY: RangeInclusive<u32> = 512..=64 << 20;
+const MOST_BYTES: u64 = 64 << 20;
 
 /// By how many percent guests may be slowed where nothing is said, and the most that may be said.
 const MAX_SLOWDOWN: u32 = 20;
@@ -71,6 +81,24 @@ pub(super) fn slowdown(said: Option<u32>) -> Result<u32, Refusal> {
             "'__ringtap_max-slowdown' takes 0 to {MOST_SLOWDOWN} percent, not {percent}"
         ))),
     }
+}
+
+/// Bytes of the regions whose changes are noted, of a disk of so many bytes.
+fn granularity(said: Option<u32>, size: u64) -> Result<u64, Refusal> {
+    let Some(said) = said else { return Ok(Tracker::GRANULARITY) };
+    if !GRANULARITY.contains(&said) {
+        return Err(Refusal::new("Parameter 'granularity' expects a value in range [512B, 64MB]"));
+    }
+    if !said.is_power_of_two() {
+        return Err(Refusal::new("Parameter 'granularity' expects a power of 2"));
+    }
+    let bytes = size / u64::from(said) / 8;
+    if bytes > MOST_BYTES {
+        return Err(Refusal::new(format!(
+            "Parameter 'granularity': marks of {bytes} bytes are too many, choose a coarser one"
+        )));
+    }
+    Ok(said.into())
 }
 
 /// What all jobs are told.
@@ -202,9 +230,17 @@ impl Command for BlockdevMirror {
     }
 }
 
+/// What is known of a job before it begins.
+#[derive(Clone, Copy)]
+struct Left {
+    /// Whether it goes on where another left off.
+    goes_on: bool,
+    granularity: u64,
+}
+
 impl BlockdevMirror {
     /// What is copied.
-    fn scope(&self, running: &Running, id: DiskId, goes_on: bool) -> Result<Scope, Refusal> {
+    fn scope(&self, running: &Running, id: DiskId, of: Left) -> Result<Scope, Refusal> {
         let refuse = |text: String| Err(Refusal::new(text));
         let Some(served) = running.disks.get(&id) else { return refuse("the disk is gone".into()) };
         let name = match (self.sync, &self.bitmap) {
@@ -215,7 +251,7 @@ impl BlockdevMirror {
                 );
             }
             // What is left of it is known, whatever has become of the bitmap.
-            (MirrorSync::Incremental, Some(_)) if goes_on => None,
+            (MirrorSync::Incremental, Some(_)) if of.goes_on => None,
             (MirrorSync::Incremental, Some(name)) => Some(name),
             (_, Some(_)) => return refuse("'bitmap' is for sync=incremental".into()),
             (MirrorSync::Full, None) => return Ok(Scope::All),
@@ -224,7 +260,7 @@ impl BlockdevMirror {
         };
         // From before the bitmap is read: what changes between the two is in either. What becomes of the bitmap later is
         // nothing to the job.
-        let changed = served.vbd.track(Tracker::GRANULARITY);
+        let changed = served.vbd.track(of.granularity);
         if let Some(name) = name {
             let known: Vec<Known> =
                 served.vbd.dirty_bitmaps().into_iter().map(Known::from).collect();
@@ -258,15 +294,24 @@ impl BlockdevMirror {
                 self.target
             )));
         }
-        let goes_on = running.goes_on_where_left(&new.id);
+        let blocking = self.copy_mode == Some(CopyMode::WriteBlocking);
+        if blocking && self.max_slowdown.is_some() {
+            return Err(Refusal::new(
+                "'__ringtap_max-slowdown' is for copy-mode background: write-blocking has guests wait for the target",
+            ));
+        }
+        let granularity = granularity(self.granularity, from.vbd.size())?;
+        let left = Left { goes_on: running.goes_on_where_left(&new.id), granularity };
         let copy = Copy {
             disk: from.disk.clone(),
             from: from.vbd.clone(),
             target: to.disk.clone(),
             to: to.vbd.clone(),
-            scope: self.scope(running, of, goes_on)?,
+            scope: self.scope(running, of, left)?,
             zeroed: self.target_is_zero.unwrap_or(false),
-            max_slowdown: slowdown(self.max_slowdown)?,
+            max_slowdown: if blocking { None } else { Some(slowdown(self.max_slowdown)?) },
+            granularity,
+            in_flight: self.buf_size.filter(|bytes| *bytes > 0),
         };
         new.other = Some(target);
         let more = json!({
@@ -274,6 +319,9 @@ impl BlockdevMirror {
             "sync": self.sync.word(),
             "bitmap": self.bitmap,
             "target-is-zero": self.target_is_zero,
+            "copy-mode": self.copy_mode.map(CopyMode::word),
+            "granularity": self.granularity,
+            "buf-size": self.buf_size,
             "__ringtap_max-slowdown": self.max_slowdown,
         });
         new.line = running.line(&new, Self::NAME, more);

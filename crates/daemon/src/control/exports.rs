@@ -481,6 +481,8 @@ arguments! {
         "addr" addr: NbdAddress,
         /// Certificates, by their id: with them no client is served that does not speak TLS.
         "tls-creds" tls_creds: Option<String>,
+        /// The most clients at a time; 0: as many as the server takes at any socket.
+        "max-connections" max_connections: Option<u32>,
     }
 }
 
@@ -512,6 +514,7 @@ impl Command for StartNbd {
             Some(_) => TlsMode::Require,
             None => tls.map_or(TlsMode::Off, |tls| tls.mode_of(&address)),
         };
+        let most = self.max_connections.filter(|most| *most > 0);
         running.pending.nbd = true;
         // A host's name may take long to be found.
         let begun = running.in_time("nbd", move || -> Then {
@@ -519,7 +522,7 @@ impl Command for StartNbd {
             Box::new(move |running| {
                 running.pending.nbd = false;
                 let started = bound.and_then(|(listeners, file)| {
-                    running.nbd_creds = creds;
+                    (running.nbd_creds, running.nbd_most) = (creds, most);
                     let require = tls == TlsMode::Require;
                     let places = listeners.iter().map(|one| (plan::place(one), require)).collect();
                     let (tls, files) = (vec![tls; listeners.len()], file.into_iter().collect());

@@ -59,6 +59,9 @@ impl Running {
             if let Some((id, named)) = creds {
                 wanted["tls-creds"] = tls::noted(id, named);
             }
+            if let Some(most) = self.nbd_most.filter(|_| *keeps_open) {
+                wanted["max-connections"] = most.into();
+            }
         }
         if let Some(served) = self.disks.get_mut(&disk) {
             served.disk.keeping.exports.push(wanted);

@@ -36,6 +36,7 @@ fn show(
 ) -> Result<(), String> {
     let mut arguments = export.as_object().cloned().ok_or("it is no table")?;
     let creds = arguments.remove("tls-creds");
+    let most = arguments.remove("max-connections");
     if let Some(server) = arguments.remove("server") {
         let address = server.as_str().ok_or("server: write an address")?;
         let addr = match Address::nbd(address)? {
@@ -53,6 +54,7 @@ fn show(
                 // Never without them: who connects would be served in the clear.
                 start.insert("tls-creds".to_owned(), add_creds(running, inbox, creds)?);
             }
+            start.extend(most.map(|most| ("max-connections".to_owned(), most)));
             carry_out(running, inbox, "nbd-server-start", start)?;
         }
     }

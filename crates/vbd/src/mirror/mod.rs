@@ -109,7 +109,7 @@ pub struct Mirror {
     /// job fails. No limit where there is none.
     pub limit: Option<Time>,
     /// After so many passes, one after the other, that leave nearly as much as the one before, requests change the disk
-    /// and the target both. Never where there is none.
+    /// and the target both; with 0 from when all has been copied once. Never where there is none.
     pub patience: Option<u32>,
     /// From then on guests are slowed by so many percent at most for the target's sake, and what it cannot take as fast is left for
     /// the job, which may never come to an end then (see [`Job::hear_behind`]). Where there is none guests wait for the target.
@@ -408,6 +408,9 @@ impl Work {
     /// Copy what has changed until little is left.
     async fn follow(&self, io: &Io, ending: Ending) -> Result<(), MirrorError> {
         let (mut before, mut slow) = (u64::MAX, 0);
+        if self.mirror.patience == Some(0) {
+            self.change_both();
+        }
         loop {
             self.check(ending)?;
             self.measure(io);
