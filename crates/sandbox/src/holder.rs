@@ -1,6 +1,8 @@
 //! Who holds a lock of a file, as /proc tells those who may look at other processes.
 
 use std::fs;
+use std::io;
+use std::path::Path;
 
 /// A process that holds a lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,8 +26,9 @@ pub struct Locked {
     pub but: (u32, i32),
 }
 
-/// Who has it locked.
+/// Who has it locked, or may have: of a Ringtap of the same user that has secrets nobody is told what it locks.
 pub(crate) fn find(locked: &Locked) -> Option<Holder> {
+    let mut hidden = None;
     let (major, minor) = locked.device;
     let inode = format!("{major:02x}:{minor:02x}:{}", locked.inode);
     for process in fs::read_dir("/proc").ok()?.flatten() {
@@ -33,7 +36,14 @@ pub(crate) fn find(locked: &Locked) -> Option<Holder> {
         else {
             continue;
         };
-        let Ok(descriptors) = fs::read_dir(process.path().join("fdinfo")) else { continue };
+        let descriptors = match fs::read_dir(process.path().join("fdinfo")) {
+            Ok(descriptors) => descriptors,
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                hidden = hidden.or_else(|| hidden_ringtap(&process.path(), id));
+                continue;
+            }
+            Err(_) => continue,
+        };
         for descriptor in descriptors.flatten() {
             let number = descriptor.file_name().to_str().and_then(|name| name.parse::<i32>().ok());
             let Ok(text) = fs::read_to_string(descriptor.path()) else { continue };
@@ -44,7 +54,17 @@ pub(crate) fn find(locked: &Locked) -> Option<Holder> {
             }
         }
     }
-    None
+    hidden
+}
+
+/// A Ringtap of this user that does not show what it has open.
+fn hidden_ringtap(process: &Path, id: u32) -> Option<Holder> {
+    let status = fs::read_to_string(process.join("status")).ok()?;
+    let of = |what: &str| status.lines().find_map(|line| line.strip_prefix(what)).map(str::trim);
+    let user = of("Uid:")?.split_whitespace().nth(1)?.parse().ok();
+    let name = of("Name:").filter(|name| name.starts_with("ringtap"))?;
+    let own = user == Some(rustix::process::geteuid().as_raw());
+    own.then(|| Holder { id, name: format!("{name}, it seems: it has secrets in its memory") })
 }
 
 fn covers(line: &str, inode: &str, byte: i64) -> bool {

@@ -4,6 +4,7 @@
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
+use std::time::{Duration, Instant};
 
 use ringtap_tests::{ok, plain, program, ringtap};
 use rustix::process::{Signal, kill_process};
@@ -80,6 +81,11 @@ fn no_process_of_the_same_user_reads_a_servers_keys() {
         };
         asked("write -P 7 1M 1M");
         assert!(!is_read(folder, server.child.id()), "{sandbox}: its memory is read");
+        let began = Instant::now();
+        let info = nobody(folder, &[plain(&binary), "info", "a.luks"]).output().expect("setpriv");
+        let told = said(&info);
+        assert!(info.status.success() && told.contains("it has secrets in its memory"), "{told}");
+        assert!(began.elapsed() < Duration::from_secs(10), "{sandbox}: it waited for nobody");
         let second = followed(folder, server.child.id(), &[]).expect("another serves");
         let _second = Killed(second);
         assert!(server.ends().success(), "{}", server.log());
