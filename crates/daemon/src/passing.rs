@@ -1,12 +1,10 @@
 //! Jobs that end for the next server to go on with: what of them does not stand in the ledger. Where no other process takes
 //! over the same server goes on with them, by the same.
 
-use ringtap_vbd::{
-    Backup, IoStatus, Job, LeftMarks, LeftToCopy, LeftToSave, Moment, Unfinished, Wishes,
-};
+use ringtap_vbd::{Backup, IoStatus, Job, Moment, Unfinished, Wishes};
 
 use crate::control::JobType;
-use crate::handover::{CopyState, JobState, MarksState, PageState, SaveState};
+use crate::handover::{CopyState, JobState, SaveState};
 use crate::jobs::Entry;
 use crate::running::{DiskId, Running};
 
@@ -61,37 +59,10 @@ impl Passing {
         let word = |status: IoStatus| PAUSED.iter().find(|(_, of)| *of == status);
         let paused = self.wishes.paused.and_then(word).map(|(word, _)| (*word).to_owned());
         let Wishes { completes, leaves, finalized, .. } = self.wishes;
-        let page = |(number, words): (u64, Vec<u64>)| PageState::new(number, &words);
         let (mut copied, mut saved, [disk, target]) = (None, None, nodes);
         match &self.left {
-            Some(Left::Copy(left)) => {
-                let LeftToCopy { granularity, from, size, was_ready, is_pending, offset, marks } =
-                    left.left();
-                let marks = marks.into_iter().map(page).collect();
-                let copy =
-                    CopyState { granularity, from, size, was_ready, is_pending, offset, marks };
-                copied = Some(copy);
-            }
-            Some(Left::Save(moment)) => {
-                let LeftToSave { granularity, size, zeroed, some, limit, marks, successor } =
-                    moment.left();
-                let marks = marks.into_iter().map(page).collect();
-                let successor = successor.map(|left| {
-                    let LeftMarks { bitmap, granularity, recording, marks } = left;
-                    let marks = marks.into_iter().map(page).collect();
-                    MarksState { bitmap, granularity, recording, marks }
-                });
-                saved = Some(SaveState {
-                    target,
-                    granularity,
-                    size,
-                    zeroed,
-                    some,
-                    limit,
-                    marks,
-                    successor,
-                });
-            }
+            Some(Left::Copy(left)) => copied = Some(CopyState::of(left.left())),
+            Some(Left::Save(moment)) => saved = Some(SaveState::of(target, moment.left())),
             None => {}
         }
         let id = id.to_owned();
@@ -120,37 +91,17 @@ impl Running {
             found.ok_or_else(|| format!("its state has no disk {node} for the job {id}"))
         };
         let wrong = || format!("what is left of the job {id} cannot be read");
-        let bits = |marks: Vec<PageState>| {
-            marks.iter().map(PageState::words).collect::<Option<Vec<_>>>().ok_or_else(wrong)
-        };
         let (number, served) = found(&disk)?;
         let mut disks = vec![*number];
         let left = match (copied, saved) {
             (Some(copied), _) => {
-                let CopyState { granularity, from, size, was_ready, is_pending, offset, marks } =
-                    copied;
-                let marks = bits(marks)?;
-                let left =
-                    LeftToCopy { granularity, from, size, was_ready, is_pending, offset, marks };
+                let left = copied.left().ok_or_else(wrong)?;
                 Some(Left::Copy(Unfinished::of(&served.vbd, &left)))
             }
             (None, Some(saved)) => {
-                let SaveState { target, granularity, size, zeroed, some, limit, marks, successor } =
-                    saved;
-                let (number, to) = found(&target)?;
+                let (number, to) = found(&saved.target)?;
                 disks.push(*number);
-                let marks = bits(marks)?;
-                let successor = successor.map(|left| {
-                    let MarksState { bitmap, granularity, recording, marks } = left;
-                    Ok::<_, String>(LeftMarks {
-                        bitmap,
-                        granularity,
-                        recording,
-                        marks: bits(marks)?,
-                    })
-                });
-                let successor = successor.transpose()?;
-                let left = LeftToSave { granularity, size, zeroed, some, limit, marks, successor };
+                let left = saved.left().ok_or_else(wrong)?;
                 let backup = Backup::new(served.vbd.clone(), to.vbd.clone());
                 let moment = backup.go_on(&left);
                 let moment = moment.map_err(|error| format!("the job {id}: {error}"))?;

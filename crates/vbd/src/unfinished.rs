@@ -90,11 +90,13 @@ impl Unfinished {
         }
     }
 
-    /// One that another process has left, on a disk that nobody has changed since: from now on what changes is noted.
+    /// One that another process has left, on a disk that nobody has changed since: from now on what changes is noted. Behind the
+    /// disk's end there is nothing to copy, however large it is said to be: marks there would take memory without end.
     pub fn of(disk: &Disk, left: &LeftToCopy) -> Unfinished {
         let tracker = disk.track(left.granularity);
-        tracker.map().add_pages(&left.marks, disk.size().max(left.size));
+        tracker.map().add_pages(&left.marks, disk.size());
         let LeftToCopy { from, size, was_ready, is_pending, offset, .. } = *left;
+        let size = size.min(disk.size());
         Unfinished { tracker: tracker.into(), from, size, was_ready, is_pending, offset }
     }
 
@@ -109,5 +111,24 @@ impl Unfinished {
 
     pub(crate) fn is_of(&self, disk: &Disk) -> bool {
         self.tracker.is_of(disk)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Vbd;
+    use ringtap_image::{CacheMode, Null};
+
+    #[test]
+    fn what_is_left_behind_the_end_of_the_disk_is_left() {
+        let size = 1 << 20;
+        let disk: Disk = Vbd::new(Box::new(Null::new(size, false)), CacheMode::None).into();
+        let marks = vec![(0, vec![u64::MAX; 512]), (1 << 39, vec![1])];
+        let left = LeftToCopy { granularity: 4096, size: u64::MAX, marks, ..Default::default() };
+        let left = Unfinished::of(&disk, &left).left();
+        assert_eq!(left.size, size);
+        let set = left.marks.iter().flat_map(|(_, words)| words).map(|word| word.count_ones());
+        assert_eq!((left.marks.len(), set.sum::<u32>()), (1, 256));
     }
 }

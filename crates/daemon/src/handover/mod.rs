@@ -10,6 +10,7 @@
 mod channel;
 mod closing;
 mod giving;
+mod left;
 mod state;
 mod still;
 mod storage;
@@ -29,7 +30,7 @@ use ringtap_vbd::Disk;
 
 pub(crate) use closing::Closing;
 pub(crate) use giving::{Wish, begin, note_program, tell_asker};
-pub(crate) use state::{CopyState, JobState, MarksState, PageState, SaveState};
+pub(crate) use state::{CopyState, JobState, SaveState};
 pub(crate) use taking::{Taking, left_out};
 
 use crate::Address;

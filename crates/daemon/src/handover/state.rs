@@ -207,9 +207,9 @@ impl PageState {
         PageState { number, bits: digits(&bytes) }
     }
 
-    /// Its number and its bits; none where these are none.
+    /// Its number and its bits; none where these are none, or not whole words.
     pub(crate) fn words(&self) -> Option<(u64, Vec<u64>)> {
-        let bytes = bytes(&self.bits)?;
+        let bytes = bytes(&self.bits).filter(|bytes| bytes.len() % 8 == 0)?;
         let words = bytes.chunks_exact(8).map(|word| word.try_into().map(u64::from_le_bytes));
         Some((self.number, words.collect::<Result<_, _>>().ok()?))
     }
@@ -289,17 +289,24 @@ pub(super) fn digits(bytes: &[u8]) -> String {
 
 /// Those bytes.
 pub(super) fn bytes(digits: &str) -> Option<Vec<u8>> {
-    let pairs = digits.as_bytes().chunks(2);
-    pairs.map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()).collect()
+    let digit = |byte: u8| char::from(byte).to_digit(16).map(|digit| digit as u8);
+    let pairs = digits.as_bytes().chunks_exact(2);
+    let is_whole = pairs.remainder().is_empty();
+    let bytes = pairs.map(|pair| Some(digit(pair[0])? << 4 | digit(pair[1])?));
+    bytes.collect::<Option<_>>().filter(|_| is_whole)
 }
 
 /// Write it down.
 pub(crate) fn encode<T: Versioned>(what: &T) -> Result<Vec<u8>, String> {
     let version = what.version();
     let body = serde_json::to_vec(what).map_err(|error| error.to_string())?;
-    let sum = crc32c::crc32c(&body);
+    Ok(headed(version, &body))
+}
+
+pub(super) fn headed(version: u32, body: &[u8]) -> Vec<u8> {
+    let sum = crc32c::crc32c(body);
     let head = format!("{FORMAT} {version} {} {sum:08x}\n", body.len());
-    Ok([head.into_bytes(), body].concat())
+    [head.as_bytes(), body].concat()
 }
 
 /// Read it; what is wrong is said for people.

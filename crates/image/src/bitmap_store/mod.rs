@@ -436,7 +436,7 @@ async fn find(io: &Io, sidecar: &Container) -> io::Result<Option<Present>> {
     let mut later = None;
     for header in headers {
         let (start, len) = (header.body.start, header.body.end - header.body.start);
-        if header.body.end > sidecar.len().next_multiple_of(layout::ALIGN) {
+        if header.body.end.max(header.log.end) > sidecar.len().next_multiple_of(layout::ALIGN) {
             continue;
         }
         let mut body = vec![0; usize::try_from(len).unwrap_or(0)];

@@ -71,3 +71,21 @@ fn the_next_whole_never_lies_where_one_does_that_may_be_needed() {
     }
     assert!(furthest < 1_000_000, "{furthest}");
 }
+
+/// Of a log that is said to be larger than the file it would take as much memory.
+#[test]
+fn a_log_behind_the_end_of_its_file_is_none() {
+    let disk = ringtap_sim::Disk::new(512);
+    let file = disk.add_file(0, 1);
+    let body = whole(&mut fastrand::Rng::with_seed(3)).encode();
+    let places = FIRST..FIRST + body.len() as u64;
+    disk.poke(file, places.start, &body);
+    let found = |log: Range<u64>| {
+        let header = Header::new(1, &log, &places, &body);
+        disk.poke(file, HEADERS[0], &header.encode());
+        let sidecar = Container::simulated(file, disk.size(file), crate::Traits::FILE);
+        ringtap_sim::alone(&disk, 1, async move |io| find(&io, &sidecar).await)
+    };
+    assert!(found(places.clone()).expect("read").is_some());
+    assert!(found(FIRST..FIRST + (3 << 30)).expect("read").is_none());
+}
