@@ -1,4 +1,4 @@
-//! What a hostile server may say to a client of ours.
+//! What a hostile server may say to a client of ours, and names of what it has.
 
 use std::io::{self, Cursor, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -11,7 +11,7 @@ use ringtap_stores::nbd::replies::{Reply, Says, parse};
 use ringtap_stores::nbd::wire::{
     IHAVEOPT, NBDMAGIC, OPTION_REPLY_MAGIC, can, handshake, info, opt, rep,
 };
-use ringtap_stores::{Options, Store};
+use ringtap_stores::{Options, Store, Uri};
 
 /// A server whose words are given, and who hears nothing.
 struct Deaf<'a>(Cursor<&'a [u8]>);
@@ -152,5 +152,21 @@ fn a_store_of_a_server() {
             let io = tasks.io().clone();
             tasks.block_on(async move { ask(io, store).await }).expect("turns");
         });
+    });
+}
+
+/// What an image may name, too.
+#[test]
+fn a_name_of_an_export() {
+    check!().for_each(|input: &[u8]| {
+        let _told = ringtap_image::foreign_name(input);
+        let Ok(text) = std::str::from_utf8(input) else { return };
+        for scheme in ["", "nbd://", "nbd+unix:///", "nbds://h/", "nbds+unix:///e?socket="] {
+            let name = format!("{scheme}{text}");
+            let Ok(uri) = Uri::parse(&name) else { continue };
+            assert!(uri.to_string() == name && uri.export.len() <= name.len());
+            assert!((1..=64).contains(&uri.connections));
+            assert_eq!(Uri::parse(&uri.to_string()), Ok(uri));
+        }
     });
 }

@@ -55,6 +55,8 @@ mod stream;
 mod successor;
 mod switch;
 mod target;
+#[doc(hidden)]
+pub mod testing;
 mod tls;
 mod transports;
 mod turns;

@@ -4,6 +4,8 @@
 //! (axum with tokio and hyper) would bring some thirty crates and a second kind of event loop into the process that has
 //! every disk of the host, for one page that is asked for every few seconds.
 
+#[doc(hidden)]
+pub mod testing;
 mod text;
 
 use std::io;

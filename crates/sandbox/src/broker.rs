@@ -560,6 +560,9 @@ fn set_attribute(file: &OwnedFd, call: &Call<'_>) -> io::Result<Answer> {
     Ok(Answer::default())
 }
 
+#[doc(hidden)]
+#[path = "broker_testing.rs"]
+pub mod testing;
 #[cfg(test)]
 #[path = "broker_tests.rs"]
 mod tests;

@@ -24,6 +24,8 @@ mod user;
 mod walk;
 mod walls;
 
+#[doc(hidden)]
+pub use broker::testing;
 pub use broker::{Hooks, dismiss, is_there, restart, seal, start};
 pub use devices::{DeviceAct, DeviceDone, DeviceWish, Devices, let_go};
 pub use files::{Files, everywhere_but_the_systems};

@@ -15,6 +15,8 @@ mod state;
 mod still;
 mod storage;
 mod taking;
+#[doc(hidden)]
+pub mod testing;
 
 use std::collections::HashMap;
 use std::net::Shutdown;

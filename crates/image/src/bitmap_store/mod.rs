@@ -20,6 +20,8 @@ mod binding;
 mod layout;
 mod memory;
 mod sidecar;
+#[doc(hidden)]
+pub mod testing;
 
 use std::io;
 use std::ops::Range;

@@ -99,16 +99,25 @@ impl Pointer {
         if !facts.is_file() || facts.len() > LONGEST || record::is_ours(path.parent()?).is_err() {
             return None;
         }
-        let text = fs::read(&path).ok()?;
-        let (name, image) = text.split_at_checked(DIGITS)?;
-        let name = name.iter().all(u8::is_ascii_hexdigit).then(|| std::str::from_utf8(name).ok());
-        let image = PathBuf::from(OsStr::from_bytes(image.strip_prefix(b"\n")?));
-        Some(Pointer { path, name: name??.to_owned(), image })
+        let (name, image) = parse(&fs::read(&path).ok()?)?;
+        Some(Pointer { path, name, image })
     }
 
     fn sidecar(&self) -> PathBuf {
         self.path.with_file_name(format!("{}.{}", self.name, record::SIDECAR))
     }
+}
+
+/// The name of the other's sidecar, and the other image.
+pub(super) fn parse(text: &[u8]) -> Option<(String, PathBuf)> {
+    let (name, image) = text.split_at_checked(DIGITS)?;
+    let name = name.iter().all(u8::is_ascii_hexdigit).then(|| std::str::from_utf8(name).ok());
+    let image = PathBuf::from(OsStr::from_bytes(image.strip_prefix(b"\n")?));
+    Some((name??.to_owned(), image))
+}
+
+pub(super) fn text_of(name: &str, image: &Path) -> Vec<u8> {
+    [name.as_bytes(), b"\n", image.as_os_str().as_bytes()].concat()
 }
 
 /// A disk that has that sidecar is about to go on from one image in another: by the name of that one it is found, too, by
@@ -125,7 +134,7 @@ pub fn point_to(sidecar: &Container, from: &Place, to: &Container) -> Result<(),
         return Ok(());
     }
     let image = fs::canonicalize(from.at()).unwrap_or_else(|_| from.path().to_owned());
-    let text = [stem(&own).as_bytes(), b"\n", image.as_os_str().as_bytes()].concat();
+    let text = text_of(stem(&own), &image);
     // Not the name that a record has which is being written.
     let made = path.with_extension(format!("{}.{}.new", std::process::id(), record::COMING));
     record::put(&path, &made, &text).map_err(failed)

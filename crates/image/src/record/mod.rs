@@ -10,6 +10,8 @@ mod kept;
 mod named;
 mod noted;
 mod successor;
+#[doc(hidden)]
+pub mod testing;
 mod transaction;
 
 use std::io;

@@ -30,6 +30,10 @@ fn parse(text: &str) -> Option<(u128, u64)> {
     Some((u128::from_str_radix(boot, 16).ok()?, u64::from_str_radix(file, 16).ok()?))
 }
 
+pub(super) fn again(noted: &str) -> Option<Vec<u8>> {
+    parse(noted).map(|(boot, file)| text(boot, file).into_bytes())
+}
+
 /// What is noted of the image at `path`.
 pub(crate) fn noted_log(path: &Path) -> Option<Note> {
     // An attribute is copied with its file.

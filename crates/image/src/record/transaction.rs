@@ -152,26 +152,28 @@ impl Part {
     /// It was taken back, stably. The last one takes the transaction along.
     pub fn is_gone(&self) {
         let Some(path) = self.path() else { return };
-        let gone = || -> io::Result<bool> {
-            let mut options = fs::File::options();
-            let file = options.read(true).write(true).custom_flags(libc::O_NOFOLLOW).open(&path)?;
-            let mut all = Vec::new();
-            io::Read::read_to_end(&mut &file, &mut all)?;
-            // One that a power cut tore tells of no part that it is gone.
-            let Some(end) = all.iter().position(|byte| *byte == b'\n') else {
-                return Ok(false);
-            };
-            if self.number < end {
-                file.write_all_at(&[GONE], self.number as u64)?;
-                // Others may be taken back at the same time.
-                file.read_exact_at(&mut all[..end], 0)?;
-            }
-            Ok(all[..end].iter().all(|byte| [GONE, NOT_BEGUN].contains(byte)))
-        };
-        if gone().unwrap_or(false) {
+        if take_back(&path, self.number).unwrap_or(false) {
             forget(&path);
         }
     }
+}
+
+/// A part is taken back, stably; whether it was the last one.
+pub(super) fn take_back(path: &Path, number: usize) -> io::Result<bool> {
+    let mut options = fs::File::options();
+    let file = options.read(true).write(true).custom_flags(libc::O_NOFOLLOW).open(path)?;
+    let mut all = Vec::new();
+    io::Read::read_to_end(&mut &file, &mut all)?;
+    // One that a power cut tore tells of no part that it is gone.
+    let Some(end) = all.iter().position(|byte| *byte == b'\n') else {
+        return Ok(false);
+    };
+    if number < end {
+        file.write_all_at(&[GONE], number as u64)?;
+        // Others may be taken back at the same time.
+        file.read_exact_at(&mut all[..end], 0)?;
+    }
+    Ok(all[..end].iter().all(|byte| [GONE, NOT_BEGUN].contains(byte)))
 }
 
 /// Whether any part may be written down.
