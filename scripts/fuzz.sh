@@ -46,7 +46,8 @@ keep() {
     local chosen=$out/chosen/$name own=fuzz/tests/__fuzz__/$name/corpus
     rm -rf "$chosen"
     mkdir -p "$chosen" "$own"
-    run "$2" "$name" -merge=1 "$chosen" "$PWD/$own" "$out/corpus/$name" >"$out/$name.log" 2>&1 || true
+    # A merge ends by an assertion of libFuzzer's own in a test harness, and keeps the input before it.
+    run "$2" "$name" -merge=1 -artifact_prefix="$out/chosen/" "$chosen" "$PWD/$own" "$out/corpus/$name" >"$out/$name.log" 2>&1 || true
     size=$(cat "$own"/* 2>/dev/null | wc -c)
     while read -r bytes file; do
         cmp -s "$file" "$own/${file##*/}" && continue
