@@ -1,5 +1,5 @@
 //! Every number that decides about spinning, batching, gathering and telling, for all transports: how long to
-//! wait awake, how much to do at once, how late to tell. docs/measured.md has what chose them.
+//! wait awake, how much to do at once, how late to tell. What was measured of them is in docs/measured.md where it says so; `--poll` has the rest be tried.
 
 use std::str::FromStr;
 use std::sync::OnceLock;
