@@ -151,7 +151,8 @@ fn a_disk_is_detached_while_it_is_served_and_over_a_kill() {
     };
     let server = serve();
     let id = detach(&["--rate", "2M", "--no-wait"]);
-    assert_eq!(id, "detach-d\n");
+    let id: Value = serde_json::from_str(&id).expect("JSON");
+    assert_eq!(id["job-id"], "detach-d", "{id}");
     // A part of it has been brought.
     let mut qmp = ringtap_tests::Control::open(&bench.path("control"));
     let until = Instant::now() + patience();
