@@ -10,6 +10,6 @@ mod set_up;
 
 pub use control::Control;
 pub use listens::listens;
-pub use load::{is_well, lab_of, load, ringtap_of};
+pub use load::{is_served, is_well, lab_of, load, ringtap_of};
 pub use server::{Server, lab, patience, program, ringtap};
 pub use set_up::{SetUp, file_system, file_system_of, ok, plain};

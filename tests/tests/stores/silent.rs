@@ -4,7 +4,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ringtap_tests::{Control, Server, is_well, ok, patience};
+use ringtap_tests::{Control, Server, is_served, ok, patience};
 use serde_json::json;
 
 use crate::bench::{Bench, Kind, MIB};
@@ -46,9 +46,9 @@ fn a_guest_may_begin_anew_where_the_target_of_a_backup_fell_silent() {
             }
         };
         assert!(told["error"].as_str().is_some_and(|why| why.contains("1000 ms")), "{told}");
-        is_well(guest);
+        is_served(guest);
         // Its front-end has left; the next is served.
-        is_well(bench.load("1"));
+        is_served(bench.load("1"));
         source.resume();
         // Its server may have gone meanwhile: then what was written there cannot be made stable, and that is said.
         let _ = qmp.call("blockdev-del", json!({ "node-name": "far" }));
@@ -97,7 +97,7 @@ fn a_backup_ends_though_its_target_fell_silent_as_it_was_to_make_it_stable() {
                 break data;
             }
         };
-        is_well(guest);
+        is_served(guest);
         let why = told["error"].as_str();
         assert_eq!(why.is_some_and(|why| why.contains("nothing for 30000 ms")), silent, "{told}");
         assert_eq!(why.is_some(), silent, "{told}");
@@ -183,7 +183,7 @@ fn who_is_served_does_not_wait_for_a_disk_that_is_opened_late() {
     let nodes = |qmp: &mut Control| qmp.ok("query-named-block-nodes", json!({})).to_string();
     // Nobody waits for it for longer than the store does, and then this would come after its failure.
     assert!(!nodes(&mut qmp).contains("\"far\""));
-    is_well(bench.load("1"));
+    is_served(bench.load("1"));
     source.resume();
     let until = Instant::now() + patience();
     while !nodes(&mut qmp).contains("\"far\"") {
