@@ -47,7 +47,7 @@ pub use standing::Standing;
 
 use rustix::fs::FallocateFlags;
 
-use crate::{Container, OpenError, OpenOptions, boot, reap};
+use crate::{Container, OpenError, boot, reap};
 
 const MAGIC: u64 = 0x5254_4150_4c4f_4703;
 /// In place of [`MAGIC`]: the image was closed in good order.
@@ -170,22 +170,6 @@ impl RestartLog {
                 Ok(None)
             }
         }
-    }
-
-    /// Whether the log of an image that is only read is looked in: one that another process writes goes on changing.
-    pub(crate) fn is_heeded(container: &Container, options: &OpenOptions, capacity: u64) -> bool {
-        if !options.force_share || !options.heed_log {
-            return !options.force_share;
-        }
-        let Some((who, _)) = container.writer() else { return true };
-        let log = RestartLog::to_read(container, capacity).ok().flatten();
-        if log.is_some_and(|log| log.holds_changes()) {
-            tracing::warn!(
-                "{}: {who} writes to it: what that has not written down yet is not in what is read",
-                container.path().display()
-            );
-        }
-        false
     }
 
     /// The log of an image that is only read, and so takes up nothing, if there is one.

@@ -1,6 +1,7 @@
 //! What a killed server left, and what is told of it.
 
-use super::{Record, Standing};
+use super::{Record, RestartLog, Standing};
+use crate::{Container, OpenOptions};
 
 /// What the operator wants done with a log of which it cannot be told whether it belongs to the image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,5 +59,23 @@ impl LeftBehind {
                 "a killed server left {count} of which it cannot be told whether they are the image's: {why}"
             ),
         }
+    }
+}
+
+impl RestartLog {
+    /// Whether the log of an image that is only read is looked in: one that another process writes goes on changing.
+    pub(crate) fn is_heeded(container: &Container, options: &OpenOptions, capacity: u64) -> bool {
+        if !options.force_share || !options.heed_log {
+            return !options.force_share;
+        }
+        let Some((who, _)) = container.writer() else { return true };
+        let log = RestartLog::to_read(container, capacity).ok().flatten();
+        if log.is_some_and(|log| log.holds_changes()) {
+            tracing::warn!(
+                "{}: {who} writes to it: what that has not written down yet is not in what is read",
+                container.path().display()
+            );
+        }
+        false
     }
 }
