@@ -154,7 +154,9 @@ fn checkpoints_go_with_a_disk_and_know_what_has_changed_on_the_way() {
     // A copy of the moment at which the checkpoint begins.
     said(&["create", "-q", "-f", "qcow2", &old, "64M"]);
     let backup = ["disk", "backup", "--control", &near, "vm", &old, "-f", "qcow2", "--zeroed"];
-    said(&[&backup[..], &["--checkpoint", "nightly"]].concat());
+    // A disk of the host may stand still for long.
+    let patient = ["--guest-timeout", "60000"];
+    said(&[&backup[..], &patient, &["--checkpoint", "nightly"]].concat());
     said(&["disk", "checkpoint", "add", "--control", &near, "vm", "idle", "-g", "1M"]);
     let guest = bench.load("4");
     let migrate = ["disk", "migrate", "--control", &near, "--there", &far, "--node-there", "there"];
@@ -177,7 +179,7 @@ fn checkpoints_go_with_a_disk_and_know_what_has_changed_on_the_way() {
     let there = serve_there(&bench, &far);
     assert_eq!(names(&checkpoints(&far, "there")), ["nightly", "idle"]);
     let since = ["disk", "backup", "--control", &far, "there", &old, "-f", "qcow2"];
-    said(&[&since[..], &["--since", "nightly"]].concat());
+    said(&[&since[..], &patient, &["--since", "nightly"]].concat());
     let same = ["compare", "-f", "raw", "-F", "qcow2", &new, &old];
     ringtap_tests::ok("qemu-img", "qemu-utils", &same);
     there.stop();
