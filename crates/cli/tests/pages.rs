@@ -145,4 +145,7 @@ fn the_version_is_told() {
     // None where the sources are in no repository.
     let commit = commit.strip_suffix(')').expect("a commit, in brackets");
     assert!(commit.chars().all(|digit| digit.is_ascii_hexdigit()), "{told}");
+    let lab = Path::new(env!("CARGO_BIN_EXE_ringtap")).with_file_name("ringtap-lab");
+    let lab = stdout(Command::new(lab).arg("--version").output().expect("ringtap-lab runs"));
+    assert_eq!(lab, told.replacen("ringtap", "ringtap-lab", 1));
 }

@@ -239,3 +239,24 @@ fn an_empty_format_is_the_one_written_down() {
     assert_eq!(server.facts["disks"][0]["format"], "qcow2");
     server.stop().ok();
 }
+
+/// Scripts have stderr and JSON in one pipe.
+#[test]
+fn a_format_told_by_its_signature_is_said_once_and_not_beside_json() {
+    let dir = folder();
+    for name in ["x", "y"] {
+        let create = ["create", "-q", "-f", "qcow2", name, "1M"];
+        let made = program("qemu-img", "qemu-utils").current_dir(dir.path()).args(create).status();
+        assert!(made.expect("qemu-img").success());
+    }
+    for words in ["map --output json x", "measure -O raw --output json x"] {
+        let said = run(dir.path(), words);
+        assert!(said.stderr.is_empty(), "{words}: {}", said.stderr);
+        said.ok();
+    }
+    for (words, notes) in [("map x", 1), ("compare x x", 1), ("compare x y", 2)] {
+        let said = run(dir.path(), words);
+        assert_eq!(said.stderr.matches("note:").count(), notes, "{words}: {}", said.stderr);
+        said.ok();
+    }
+}

@@ -7,6 +7,17 @@ use crate::bench::{Bench, READY, ends, stop};
 use crate::jobs::{is_at_work, is_paused, jobs, qmp, until};
 use crate::mirrors::{EXPORT, FILE, ask, serve, target_image, there, went_on};
 
+/// Programs that cannot take over, at once or once the disks stand still: the job goes on here.
+fn upgrades_that_fail(bench: &mut Bench) {
+    for text in ["exit 1".to_owned(), format!("{READY}; sleep 0.3; exit 4")] {
+        std::thread::sleep(Duration::from_millis(300));
+        bench.install(&text);
+        bench.ends_with("upgrade unix:c.sock", 1);
+        until(bench, is_at_work);
+    }
+    bench.install_again();
+}
+
 #[test]
 fn backups_go_on_with_their_moment() {
     for target in [FILE, EXPORT] {
@@ -21,14 +32,7 @@ fn backups_go_on_with_their_moment() {
         // So slow that it does not change every region of the disk before the first upgrade: the backup would be done.
         bench.ends_with("disk limit vm --iops 120 --control unix:c.sock", 0);
         let load = bench.load("vu.sock", 6);
-        // Programs that cannot take over, at once or once the disks stand still: it goes on here.
-        for text in ["exit 1".to_owned(), format!("{READY}; sleep 0.3; exit 4")] {
-            std::thread::sleep(Duration::from_millis(300));
-            bench.install(&text);
-            bench.ends_with("upgrade unix:c.sock", 1);
-            until(&bench, is_at_work);
-        }
-        bench.install_again();
+        upgrades_that_fail(&mut bench);
         for paused in [false, true] {
             if paused {
                 ask(&bench, "job-pause", r#""id":"j""#);
@@ -82,13 +86,7 @@ fn backups_by_a_bitmap_go_on_and_so_does_the_bitmap() {
         until(&bench, is_at_work);
         bench.ends_with("disk limit vm --iops 60 --control unix:c.sock", 0);
         let load = bench.load("vu.sock", 5);
-        for text in ["exit 1".to_owned(), format!("{READY}; sleep 0.3; exit 4")] {
-            std::thread::sleep(Duration::from_millis(300));
-            bench.install(&text);
-            bench.ends_with("upgrade unix:c.sock", 1);
-            until(&bench, is_at_work);
-        }
-        bench.install_again();
+        upgrades_that_fail(&mut bench);
         for _ in 0..2 {
             let next = bench.upgrade("unix:c.sock");
             ends(server);
