@@ -37,7 +37,7 @@ impl Pc<'_> {
             "kvm" => ["-accel", "kvm", "-cpu", "host"],
             _ => ["-accel", "tcg,thread=multi,tb-size=256", "-cpu", self.translated],
         });
-        command.args(["-m", &format!("{}M", self.memory >> 20)]);
+        command.args(["-m", &format!("{}K", self.memory >> 10)]);
         command.args(["-chardev", "file,id=log,path=/dev/stdout", "-serial", "chardev:log"]);
         command.args(["-chardev", "socket,id=agent,fd=0"]);
         command.args(["-device", &format!("virtio-serial-pci{}", self.virtio)]);

@@ -170,3 +170,31 @@ fn a_guest_that_cannot_boot_says_why() {
     let error = Qemu::new(&broken).accelerator("tcg").boot().err().unwrap().to_string();
     assert!(error.contains("did not boot") && error.contains("kernel"), "{error}");
 }
+
+/// Nothing that a translated processor writes while its memory goes is forgotten.
+#[test]
+#[ignore = "a minute; the host's QEMU is what it tries"]
+fn what_a_guest_has_in_memory_goes_with_it() {
+    let builder = Appliance::builder(Machine::Pc).programs(["fio"]);
+    let appliance = builder.build(&Appliance::default_cache()).unwrap_or_else(|e| panic!("{e}"));
+    let qemu = || Qemu::new(&appliance).memory(512 * MIB).cpus(2);
+    let guest = qemu().boot().unwrap_or_else(|e| panic!("{e}"));
+    let load = guest.start(
+        "cd /tmp; n=0
+        while [ ! -e stop ]; do
+            fio --name=v --directory=/tmp --rw=randwrite --size=32m --bs=4k --ioengine=psync --numjobs=2 \
+                --verify=crc32c --verify_fatal=1 --do_verify=1 --verify_state_save=0 --randseed=$n >out 2>&1 || { cat out >&2; exit 1; }
+            n=$((n + 1))
+        done",
+    );
+    let load = load.unwrap();
+    for n in 0..8 {
+        thread::sleep(Duration::from_secs(1));
+        let migrated = guest.migrate(qemu(), LONG).unwrap_or_else(|e| panic!("{e}"));
+        println!("{n}: {migrated:?}");
+        assert!(!load.is_done(), "the load has failed");
+    }
+    guest.exec("touch /tmp/stop", LONG).unwrap_or_else(|e| panic!("{e}"));
+    load.wait(LONG).and_then(|out| out.success()).unwrap_or_else(|e| panic!("{e}"));
+    guest.shutdown(SHORT).unwrap_or_else(|e| panic!("{e}"));
+}
