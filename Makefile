@@ -56,15 +56,32 @@ deny:
 
 # Tests wait for disks and guests more than they compute.
 THREADS ?= $(shell echo $$(($$(nproc) + 1)))
+# Programs whose work is done in guests, which leave processors idle: two of them at a time, after all others.
+GUESTS := ublk kernels units xen thin
+PROGRAMS := $(sort $(basename $(notdir $(wildcard */tests/*.rs */tests/tests/*.rs crates/*/tests/*.rs) \
+    $(patsubst %/main.rs,%,$(wildcard */tests/*/main.rs crates/*/tests/*/main.rs)))))
+TESTS := $(CARGO) test --workspace --locked
 test:
 	scripts/setup.sh test
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
-	set -o pipefail; $(CARGO) test --workspace --locked -- --show-output --test-threads $(THREADS) | scripts/skips.sh tests/skips.txt
-	RINGTAP_IO=threads $(CARGO) test --workspace --locked --test vhost_user --test fuse --test restart_log --test idle --test nbd --test stores -- --test-threads $(THREADS) --skip on_xfs --skip on_btrfs --skip on_tmpfs --skip silent
-	$(MAKE) models
+	$(TESTS) --no-run
+	set -o pipefail; $(MAKE) --no-print-directory programs | scripts/skips.sh tests/skips.txt
+	$(MAKE) --no-print-directory -j 2 --output-sync threads models
 	scripts/check-docs.sh $(TARGET)/debug/ringtap
+
+.PHONY: programs threads
+programs:
+	$(TESTS) --lib --bins $(patsubst %,--test %,$(filter-out $(GUESTS),$(PROGRAMS))) -- --show-output --test-threads $(THREADS)
+	$(TESTS) --doc -- --show-output
+	$(MAKE) --no-print-directory -j 2 --output-sync $(GUESTS:%=guests-%)
+
+guests-%:
+	$(TESTS) --test $* -- --show-output --test-threads $(THREADS)
+
+threads:
+	RINGTAP_IO=threads $(TESTS) --test vhost_user --test fuse --test restart_log --test idle --test nbd --test stores -- --test-threads $(THREADS) --skip on_xfs --skip on_btrfs --skip on_tmpfs --skip silent
 
 FORMATS ?=
 iotests:
