@@ -74,13 +74,6 @@ pub(crate) struct Graph {
     pub(crate) kept: BTreeMap<String, KeptMoment>,
 }
 
-impl Graph {
-    /// All names.
-    pub(crate) fn names(&self) -> impl Iterator<Item = &String> {
-        self.files.keys().chain(self.lower.keys()).chain(self.kept.keys())
-    }
-}
-
 /// The files of an image and of those below it.
 fn chain(served: &Served) -> Vec<Identity> {
     let Ok(top) = served.vbd.image() else { return vec![] };

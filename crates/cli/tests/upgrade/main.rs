@@ -5,6 +5,7 @@ mod bench;
 mod confined;
 mod jobs;
 mod mirrors;
+mod names;
 mod silent;
 mod stopped;
 mod tls;

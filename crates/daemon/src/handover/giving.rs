@@ -279,13 +279,7 @@ impl Running {
         if of_systemd && std::env::var_os("NOTIFY_SOCKET").is_none() {
             return Err("systemd would not learn of the new process, and kill it: the unit needs Type=notify".into());
         }
-        if let Some(name) =
-            self.secrets.keys().chain(self.tls_creds.keys()).chain(self.graph.names()).next()
-        {
-            return Err(format!(
-                "{name} was named at run time and is no disk: the next process would not know it; remove it first"
-            ));
-        }
+        self.names_passed()?;
         if let Some(disk) = self.opening() {
             return Err(format!("{} is being opened: try again", disk.path.display()));
         }
@@ -326,11 +320,6 @@ impl Running {
                     served.disk.path.display()
                 ));
             }
-            if served.ties.in_file.is_some() || served.ties.by_image {
-                return Err(format!(
-                    "images of the disk {node} have names of their own: the next process would not know them"
-                ));
-            }
             let lost = |one: &DirtyBitmap| !one.persistent;
             if let Some(one) = served.vbd.dirty_bitmaps().into_iter().find(lost) {
                 let name = &one.name;
@@ -356,7 +345,9 @@ impl Running {
 
     /// What the next server prepares from, and the descriptors that go with it: the first comes after the state itself.
     fn state(&self) -> Result<(State, Vec<OwnedFd>), Error> {
-        let mut state = State { program: env!("CARGO_PKG_VERSION").into(), ..State::default() };
+        let names = self.names_passed().map_err(failed)?;
+        let program = env!("CARGO_PKG_VERSION").into();
+        let mut state = State { program, names, ..State::default() };
         let unkept = |node: &str, why: String| failed(format!("the disk {node}: {why}"));
         for served in self.disks.values() {
             let described =

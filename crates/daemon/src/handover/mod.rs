@@ -11,6 +11,7 @@ mod channel;
 mod closing;
 mod giving;
 mod left;
+mod names;
 mod state;
 mod still;
 mod storage;

@@ -2,15 +2,18 @@
 //!
 //! Versions are read for ever: `tests/handover` has some of each. What is new in a version is optional, with a default; where
 //! there is something that an older program could not do without the version is higher, so that it refuses. Version 2 has jobs, version 3 backups, version 4
-//! those that go by a bitmap.
+//! those that go by a bitmap, version 5 names given at run time.
 
 use std::path::PathBuf;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use super::names::Names;
+
 /// The newest that is read, and what is written where nothing needs it.
-const NEWEST: u32 = 4;
+const NEWEST: u32 = 5;
+const WITH_BITMAPS: u32 = 4;
 const WITH_BACKUPS: u32 = 3;
 const WITH_JOBS: u32 = 2;
 const PLAIN: u32 = 1;
@@ -38,6 +41,9 @@ pub(crate) struct State {
     /// Those of these that go by a bitmap.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) by_bitmaps: Vec<String>,
+    /// What was named at run time.
+    #[serde(default, skip_serializing_if = "Names::is_empty")]
+    pub(crate) names: Names,
 }
 
 /// A disk that is a block device of this host, which the driver keeps: no descriptor goes with it.
@@ -222,7 +228,7 @@ pub(crate) trait Versioned: Serialize {
 
 fn version(jobs: bool, backups: bool, by_bitmaps: bool) -> u32 {
     match (jobs, backups, by_bitmaps) {
-        (_, _, true) => NEWEST,
+        (_, _, true) => WITH_BITMAPS,
         (_, true, false) => WITH_BACKUPS,
         (true, false, false) => WITH_JOBS,
         (false, false, false) => PLAIN,
@@ -231,6 +237,9 @@ fn version(jobs: bool, backups: bool, by_bitmaps: bool) -> u32 {
 
 impl Versioned for State {
     fn version(&self) -> u32 {
+        if !self.names.is_empty() {
+            return NEWEST;
+        }
         version(!self.jobs.is_empty(), !self.backups.is_empty(), !self.by_bitmaps.is_empty())
     }
 }
@@ -334,8 +343,9 @@ pub(crate) fn decode<T: DeserializeOwned>(text: &[u8]) -> Result<T, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::handover::names::{DiskNames, FileName, ImageName, SecretName};
 
-    const STORED: [&[u8]; 8] = [
+    const STORED: [&[u8]; 9] = [
         include_bytes!("../../tests/handover/version-1.state"),
         include_bytes!("../../tests/handover/version-1.connections"),
         include_bytes!("../../tests/handover/version-2.state"),
@@ -344,6 +354,7 @@ mod tests {
         include_bytes!("../../tests/handover/version-3.connections"),
         include_bytes!("../../tests/handover/version-4.state"),
         include_bytes!("../../tests/handover/version-4.connections"),
+        include_bytes!("../../tests/handover/version-5.state"),
     ];
 
     fn state() -> State {
@@ -377,6 +388,7 @@ mod tests {
             jobs: vec![],
             backups: vec![],
             by_bitmaps: vec![],
+            names: Names::default(),
         }
     }
 
@@ -459,6 +471,29 @@ mod tests {
         (state, connections)
     }
 
+    fn with_names() -> State {
+        let secrets = vec![SecretName { id: "s".into(), source: "file:/etc/key".into() }];
+        let files = vec![FileName {
+            name: "f".into(),
+            path: "/srv/a.img".into(),
+            driver: "file".into(),
+            read_only: false,
+            cache: Some("writeback".into()),
+            keeps_space: true,
+            implicit: true,
+        }];
+        let images = vec![ImageName {
+            name: "old".into(),
+            path: "/srv/base.qcow2".into(),
+            format: "qcow2".into(),
+            size: 64 << 20,
+            in_file: Some("f".into()),
+        }];
+        let (disk, in_file) = ("a".into(), Some("f".into()));
+        let disks = vec![DiskNames { disk, in_file, by_image: true }];
+        State { names: Names { secrets, files, images, disks }, ..state() }
+    }
+
     #[test]
     fn what_was_stored_is_read_for_ever() {
         if let Some(folder) = std::env::var_os("RINGTAP_TEST_STATE") {
@@ -474,6 +509,7 @@ mod tests {
             write("version-3.connections", encode(&with_a_backup().1));
             write("version-4.state", encode(&with_a_bitmap().0));
             write("version-4.connections", encode(&with_a_bitmap().1));
+            write("version-5.state", encode(&with_names()));
             return;
         }
         assert_eq!(decode(STORED[0]), Ok(state()));
@@ -484,11 +520,13 @@ mod tests {
         assert!(STORED[..2].iter().all(|stored| stored.starts_with(b"ringtap-handover 1 ")));
         assert!(STORED[2..4].iter().all(|stored| stored.starts_with(b"ringtap-handover 2 ")));
         assert!(STORED[4..6].iter().all(|stored| stored.starts_with(b"ringtap-handover 3 ")));
-        assert!(STORED[6..].iter().all(|stored| stored.starts_with(b"ringtap-handover 4 ")));
+        assert!(STORED[6..8].iter().all(|stored| stored.starts_with(b"ringtap-handover 4 ")));
         let (state, connections) = (decode::<State>(STORED[4]), decode::<Connections>(STORED[5]));
         assert_eq!((state, connections), (Ok(with_a_backup().0), Ok(with_a_backup().1)));
         let (state, connections) = (decode::<State>(STORED[6]), decode::<Connections>(STORED[7]));
         assert_eq!((state, connections), (Ok(with_a_bitmap().0), Ok(with_a_bitmap().1)));
+        assert!(STORED[8].starts_with(b"ringtap-handover 5 "));
+        assert_eq!(decode(STORED[8]), Ok(with_names()));
         let page = PageState::new(3, &[5, 1 << 63]);
         assert_eq!(page.words(), Some((3, vec![5, 1 << 63])));
         assert_eq!(PageState { bits: "zz".into(), ..page }.words(), None);

@@ -1,0 +1,201 @@
+//! Names given at run time that are no disks': secrets, files that images lie in, and images below a disk. The next server
+//! finds anew what is behind them, a secret where it was read; jobs and clients go on to call them so.
+
+use std::path::{Path, PathBuf};
+
+use ringtap_image::{CacheMode, Place, SecretSource};
+use serde::{Deserialize, Serialize};
+
+use crate::facts::cache_name;
+use crate::graph::{FileNode, Lower};
+use crate::opened::{Identity, identity};
+use crate::running::Running;
+
+/// All of them.
+#[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Names {
+    pub(crate) secrets: Vec<SecretName>,
+    pub(crate) files: Vec<FileName>,
+    pub(crate) images: Vec<ImageName>,
+    pub(crate) disks: Vec<DiskNames>,
+}
+
+/// A secret.
+#[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct SecretName {
+    pub(crate) id: String,
+    /// As on the command line.
+    pub(crate) source: String,
+}
+
+/// A file that has a name of its own.
+#[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct FileName {
+    pub(crate) name: String,
+    pub(crate) path: PathBuf,
+    /// As QEMU calls it.
+    pub(crate) driver: String,
+    #[serde(default)]
+    pub(crate) read_only: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) cache: Option<String>,
+    #[serde(default)]
+    pub(crate) keeps_space: bool,
+    /// It goes with the image in it.
+    #[serde(default)]
+    pub(crate) implicit: bool,
+}
+
+/// An image below a disk, or that was below one.
+#[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct ImageName {
+    pub(crate) name: String,
+    pub(crate) path: PathBuf,
+    pub(crate) format: String,
+    pub(crate) size: u64,
+    /// The name of the file that it lies in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) in_file: Option<String>,
+}
+
+/// What names have to do with a disk.
+#[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct DiskNames {
+    pub(crate) disk: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) in_file: Option<String>,
+    /// It is called by its topmost image's.
+    #[serde(default)]
+    pub(crate) by_image: bool,
+}
+
+const DRIVERS: [&str; 4] = ["file", "host_device", "nbd", "rbd"];
+const CACHES: [CacheMode; 5] = [
+    CacheMode::None,
+    CacheMode::Writeback,
+    CacheMode::Writethrough,
+    CacheMode::DirectSync,
+    CacheMode::Unsafe,
+];
+
+/// That a path still leads to what was named.
+fn is_there(name: &str, path: &Path, was: Option<Identity>) -> Result<(), String> {
+    if identity(path) == was {
+        return Ok(());
+    }
+    Err(format!(
+        "{} is another file now than the one that was named {name}: the next process would find that",
+        path.display()
+    ))
+}
+
+impl Names {
+    pub(crate) fn is_empty(&self) -> bool {
+        *self == Names::default()
+    }
+}
+
+impl Running {
+    /// What the next server is told of names.
+    ///
+    /// # Errors
+    /// One that it could not know.
+    pub(super) fn names_passed(&self) -> Result<Names, String> {
+        if let Some(name) = self.tls_creds.keys().chain(self.graph.kept.keys()).next() {
+            return Err(format!(
+                "{name} was named at run time: the next process would not know it; remove it first"
+            ));
+        }
+        let secret = |id: &String| {
+            let source = self.secret_sources.get(id).cloned().unwrap_or_default();
+            SecretName { id: id.clone(), source }
+        };
+        let secrets = self.secrets.keys().map(secret).collect();
+        let file = |(name, node): (&String, &FileNode)| {
+            is_there(name, &node.path, identity(&node.place.at()))?;
+            Ok(FileName {
+                name: name.clone(),
+                path: node.path.clone(),
+                driver: node.driver.to_owned(),
+                read_only: node.read_only,
+                cache: node.cache.map(|mode| cache_name(mode).to_owned()),
+                keeps_space: node.keeps_space,
+                implicit: node.implicit,
+            })
+        };
+        let files = self.graph.files.iter().map(file).collect::<Result<_, String>>()?;
+        let image = |(name, lower): (&String, &Lower)| {
+            is_there(name, &lower.path, lower.file)?;
+            Ok(ImageName {
+                name: name.clone(),
+                path: lower.path.clone(),
+                format: lower.format.clone(),
+                size: lower.size,
+                in_file: lower.in_file.clone(),
+            })
+        };
+        let images = self.graph.lower.iter().map(image).collect::<Result<_, String>>()?;
+        let named = self
+            .disks
+            .values()
+            .filter(|served| served.ties.in_file.is_some() || served.ties.by_image);
+        let disks = named.map(|served| DiskNames {
+            disk: served.node().to_owned(),
+            in_file: served.ties.in_file.clone(),
+            by_image: served.ties.by_image,
+        });
+        Ok(Names { secrets, files, images, disks: disks.collect() })
+    }
+
+    /// Have the names that the server before this one had.
+    pub(super) fn names_come(&mut self, names: &Names) -> Result<(), String> {
+        for SecretName { id, source } in &names.secrets {
+            let read = source.parse().and_then(|source: SecretSource| source.read());
+            let secret = read.map_err(|error| format!("the secret {id}: {error}"))?;
+            self.secrets.insert(id.clone(), secret);
+            self.secret_sources.insert(id.clone(), source.clone());
+        }
+        for file in &names.files {
+            let FileName { name, path, .. } = file;
+            let driver = DRIVERS.into_iter().find(|driver| *driver == file.driver);
+            let driver = driver.ok_or_else(|| {
+                format!("the file {name} is of the driver {}, which is not known", file.driver)
+            })?;
+            let cache = file.cache.as_deref().map(|word| {
+                let mode = CACHES.into_iter().find(|mode| cache_name(*mode) == word);
+                mode.ok_or_else(|| {
+                    format!("the file {name} is used by cache={word}, which is not known")
+                })
+            });
+            let held = Place::hold(path);
+            let place = held.map_err(|error| format!("{} ({name}): {error}", path.display()))?;
+            let node = FileNode {
+                path: path.clone(),
+                place,
+                read_only: file.read_only,
+                cache: cache.transpose()?,
+                keeps_space: file.keeps_space,
+                driver,
+                implicit: file.implicit,
+            };
+            self.graph.files.insert(name.clone(), node);
+        }
+        for image in &names.images {
+            let lower = Lower {
+                path: image.path.clone(),
+                file: identity(&image.path),
+                format: image.format.clone(),
+                size: image.size,
+                in_file: image.in_file.clone(),
+            };
+            self.graph.lower.insert(image.name.clone(), lower);
+        }
+        for named in &names.disks {
+            let found = self.disks.values_mut().find(|served| served.node() == named.disk);
+            let served = found.ok_or_else(|| format!("its state has no disk {}", named.disk))?;
+            served.ties.in_file.clone_from(&named.in_file);
+            served.ties.by_image = named.by_image;
+        }
+        Ok(())
+    }
+}
