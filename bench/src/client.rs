@@ -5,11 +5,11 @@ use crate::cpu;
 use crate::lines::Line;
 use crate::process::Launch;
 use crate::qemu10::Qemu10;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::{Args, FromArgMatches};
+use ringtap_guest::fio::Report;
 use ringtap_load::{Latency, LoadArgs, Outcome};
 use serde::Serialize;
-use serde_json::Value;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -194,33 +194,24 @@ pub(crate) fn fio_in_guest(device: &str, line: &Line, seconds: f64) -> String {
 
 /// Reads fio's JSON, which other text may precede.
 pub(crate) fn read_fio(text: &str, writes: bool) -> Result<Measured> {
-    let json = text.find('{').map(|at| &text[at..]).unwrap_or_default();
-    let report: Value = serde_json::from_str(json).context("fio's report")?;
-    let job = &report["jobs"][0];
-    if job["error"].as_i64() != Some(0) {
-        bail!("fio reports error {}", job["error"]);
-    }
-    let side = &job[if writes { "write" } else { "read" }];
-    let number = |value: &Value, what: &str| {
-        value.as_f64().with_context(|| format!("fio's report lacks {what}"))
-    };
-    let requests = number(&side["total_ios"], "total_ios")?;
-    let seconds = number(&side["runtime"], "runtime")? / 1000.0;
-    let cpu = number(&job["usr_cpu"], "usr_cpu")? + number(&job["sys_cpu"], "sys_cpu")?;
-    let lat = &side["lat_ns"];
-    let percentile = |name: &str| number(&lat["percentile"][name], name).map(|ns| ns as u64);
+    let report = Report::parse(text).context("fio's report")?;
+    let job = report.first()?;
+    let side = job.done(writes)?;
+    let latency = &side.lat_ns;
+    let number = |value: Option<f64>| value.context("fio's report lacks latencies");
+    let percentile = |percent| number(latency.percentile(percent)).map(|ns| ns as u64);
     Ok(Measured {
-        iops: number(&side["iops"], "iops")?,
+        iops: side.rate()?,
         lat_ns: Some(Latency {
-            mean: number(&lat["mean"], "lat mean")?,
-            p50: percentile("50.000000")?,
-            p90: percentile("90.000000")?,
-            p99: percentile("99.000000")?,
-            p999: percentile("99.900000")?,
-            max: number(&lat["max"], "lat max")? as u64,
+            mean: number(latency.mean)?,
+            p50: percentile(50.0)?,
+            p90: percentile(90.0)?,
+            p99: percentile(99.0)?,
+            p999: percentile(99.9)?,
+            max: number(latency.max)? as u64,
         }),
-        requests: requests as u64,
-        client_cpu_per_request: cpu / 100.0 * seconds / requests.max(1.0),
+        requests: side.total_ios as u64,
+        client_cpu_per_request: job.cpu_seconds() / side.total_ios,
     })
 }
 

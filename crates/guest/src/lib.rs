@@ -83,6 +83,7 @@ mod channel;
 mod cpio;
 mod elf;
 mod error;
+pub mod fio;
 mod guest;
 mod kernel;
 mod kvm;

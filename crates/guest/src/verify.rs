@@ -3,9 +3,8 @@
 
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
-
 use crate::error::{Error, Result};
+use crate::fio;
 use crate::guest::{Guest, Job, Output};
 
 /// A `fio --verify=crc32c` load: random writes that cover `size` once, then everything read and
@@ -175,25 +174,16 @@ impl Verifying<'_> {
 fn read_report(output: Output) -> Result<Verified> {
     let elapsed = output.elapsed;
     let output = output.success()?;
-    let text = &output.stdout;
-    let bad = |found: String| Error::Output {
+    let bad = |why: fio::Unreadable| Error::Output {
         program: "fio",
-        found,
-        output: text.chars().take(400).collect(),
+        found: why.to_string(),
+        output: output.stdout.chars().take(400).collect(),
     };
-    // Warnings may stand before the report.
-    let start = text.find('{').ok_or_else(|| bad("no report".into()))?;
-    let report: Value = serde_json::from_str(&text[start..])
-        .map_err(|e| bad(format!("a report that is no JSON ({e})")))?;
-    let job = &report["jobs"][0];
-    let number = |path: &str| {
-        job.pointer(path).and_then(Value::as_u64).ok_or_else(|| bad(format!("no {path}")))
-    };
-    let error = number("/error")?;
-    if error != 0 {
-        return Err(bad(format!("error {error}")));
-    }
-    Ok(Verified { writes: number("/write/total_ios")?, reads: number("/read/total_ios")?, elapsed })
+    let report = fio::Report::parse(&output.stdout).map_err(bad)?;
+    let job = report.first().map_err(bad)?;
+    job.succeeded().map_err(bad)?;
+    let count = |write| job.side(write).total_ios as u64;
+    Ok(Verified { writes: count(true), reads: count(false), elapsed })
 }
 
 /// A file system that [`check_filesystem`] knows.

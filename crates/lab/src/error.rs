@@ -76,6 +76,12 @@ impl From<ringtap_guest::Error> for Error {
     }
 }
 
+impl From<ringtap_guest::fio::Unreadable> for Error {
+    fn from(why: ringtap_guest::fio::Unreadable) -> Error {
+        Error::Output { what: "fio's JSON", found: why.to_string() }
+    }
+}
+
 /// What to do about some of the system's answers.
 fn remedy(source: &std::io::Error) -> &'static str {
     match source.kind() {

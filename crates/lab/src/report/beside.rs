@@ -5,8 +5,8 @@ use std::fmt::Write;
 use std::fs;
 use std::path::Path;
 
+use ringtap_guest::fio::{Report, Side};
 use serde::Serialize;
-use serde_json::Value as Json;
 
 use super::analysis::Analysis;
 use super::format;
@@ -105,25 +105,18 @@ fn of_bonnie(file: &str, line: &str) -> Result<Other> {
 
 /// Each job of fio's JSON, its reads and its writes.
 fn of_fio(file: &str, text: &str) -> Result<Vec<Other>> {
-    let wrong = |found: String| Error::Output { what: "fio's JSON", found };
-    let start = text.find('{').ok_or_else(|| wrong("no { in it".into()))?;
-    let json = serde_json::Deserializer::from_str(&text[start..]).into_iter::<Json>().next();
-    let json = json.transpose().map_err(|error| wrong(error.to_string()))?.unwrap_or_default();
-    let jobs = json["jobs"].as_array().ok_or_else(|| wrong("no jobs".into()))?;
-    let version = json["fio version"].as_str().unwrap_or("fio");
+    let report = Report::parse(text)?;
+    let version = &report.version;
     let mut rows = Vec::new();
-    for job in jobs {
-        let option = |name: &str| {
-            let own = job["job options"][name].as_str();
-            own.or_else(|| json["global options"][name].as_str()).unwrap_or_default().to_owned()
-        };
+    for job in report.jobs()? {
+        let option = |name: &str| report.option(job, name);
         let (pattern, block, depth) = (option("rw"), option("bs"), option("iodepth"));
         let depth: u32 = depth.parse().unwrap_or(1);
         let unlike = unlike(&option("numjobs"), &option("direct"), &option("ioengine"));
         let more = unlike.as_deref().map(|unlike| format!(", {unlike}")).unwrap_or_default();
         let bytes = ringtap_load::parse_size(&block).unwrap_or(4096);
         for (side, write) in [("read", false), ("write", true)] {
-            let (metrics, completion_only) = values(&job[side]);
+            let (metrics, completion_only) = values(job.side(write));
             if metrics.is_empty() {
                 continue;
             }
@@ -134,7 +127,7 @@ fn of_fio(file: &str, text: &str) -> Result<Vec<Other>> {
             let same = |kind: Kind| matches!(kind, Kind::Fio(job) if job == asked);
             rows.push(Other {
                 file: file.into(),
-                name: job["jobname"].as_str().unwrap_or_default().into(),
+                name: job.name.clone(),
                 what: format!(
                     "{version}, {pattern} ({side}) of {bytes} bytes, depth {depth}{more}"
                 ),
@@ -163,19 +156,18 @@ fn unlike(jobs: &str, direct: &str, engine: &str) -> Option<String> {
 }
 
 /// A job's values, and whether its percentiles are of completion alone.
-fn values(side: &Json) -> (Vec<(Metric, Value)>, bool) {
-    if side["total_ios"].as_f64().unwrap_or(0.0) == 0.0 {
+fn values(side: &Side) -> (Vec<(Metric, Value)>, bool) {
+    if side.total_ios == 0.0 {
         return (Vec::new(), false);
     }
     // Completion is what fio prints percentiles of unless lat_percentiles=1 asks for the whole.
-    let completion_only = side["lat_ns"]["percentile"].is_null();
-    let latency = if completion_only { "clat_ns" } else { "lat_ns" };
-    let percentile = |name: &str| side[latency]["percentile"][name].as_f64();
+    let completion_only = !side.lat_ns.has_percentiles();
+    let latency = if completion_only { &side.clat_ns } else { &side.lat_ns };
     let all = [
-        (Metric::Iops, side["iops"].as_f64()),
-        (Metric::Bandwidth, side["bw_bytes"].as_f64()),
-        (Metric::P50, percentile("50.000000")),
-        (Metric::P99, percentile("99.000000")),
+        (Metric::Iops, side.iops),
+        (Metric::Bandwidth, side.bw_bytes),
+        (Metric::P50, latency.percentile(50.0)),
+        (Metric::P99, latency.percentile(99.0)),
     ];
     let known = all.into_iter().filter_map(|(metric, value)| Some((metric, value?)));
     let known = known.filter(|(_, value)| *value > 0.0);

@@ -7,6 +7,8 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use ringtap_guest::fio::Report;
+
 use super::guest;
 use crate::backend::volume::BESIDE;
 use crate::backend::{Access, Context, Image, Served, volume};
@@ -243,7 +245,7 @@ fn by_fio(
         command.args(job(access, *depth)?);
     }
     let text = process::run(command, limit, stop)?.stdout;
-    two::jobs(&text)?.iter().map(|job| two::load(job, shape.write)).collect()
+    Report::parse(&text)?.jobs()?.iter().map(|job| two::load(job, shape.write)).collect()
 }
 
 /// One of `ringtap-lab load` for each disk, all at once.

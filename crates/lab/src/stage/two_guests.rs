@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use ringtap_guest::Guest as Machine;
+use ringtap_guest::fio::Report;
 
 use super::boot::Attached;
 use super::guest::{self, Part, remember_accelerator};
@@ -317,7 +318,6 @@ fn finish(shape: Shape, (job, until): Sent<'_>, stop: &Stop) -> Result<(Load, tw
     let output = job.wait(left).and_then(ringtap_guest::Output::success)?;
     let wrong = || Error::Output { what: "fio's log", found: "nothing behind its JSON".into() };
     let (json, log) = output.stdout.split_once("\n====\n").ok_or_else(wrong)?;
-    let jobs = two::jobs(json)?;
-    let load = two::load(jobs.first().ok_or_else(wrong)?, shape.write)?;
+    let load = two::load(Report::parse(json)?.first()?, shape.write)?;
     Ok((load, two::log(log)?))
 }

@@ -3,9 +3,11 @@
 
 use std::path::Path;
 
+use ringtap_guest::fio::Report;
+
 use super::fio::Target;
 use super::{Measured, Settings};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::sample::{Layer, Metric};
 
 /// Writes, each with an fsync behind it.
@@ -58,18 +60,7 @@ pub fn load_args(socket: &Path, settings: &Settings) -> Vec<String> {
 
 /// Writes that fio says it made.
 pub fn writes_of_fio(text: &str) -> Result<f64> {
-    let wrong = |found: String| Error::Output { what: "fio's JSON", found };
-    let start = text.find('{').ok_or_else(|| wrong("no { in its output".into()))?;
-    let json: serde_json::Value = serde_json::Deserializer::from_str(&text[start..])
-        .into_iter()
-        .next()
-        .and_then(|json| json.ok())
-        .ok_or_else(|| wrong("no JSON".into()))?;
-    let job = &json["jobs"][0];
-    match (job["error"].as_i64(), job["write"]["total_ios"].as_f64()) {
-        (Some(0), Some(ios)) if ios > 0.0 => Ok(ios),
-        (error, ios) => Err(wrong(format!("error {error:?}, {ios:?} writes"))),
-    }
+    Ok(Report::parse(text)?.first()?.done(true)?.total_ios)
 }
 
 /// Flushes by syncs.

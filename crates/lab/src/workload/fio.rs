@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
-use serde_json::Value as Json;
+use ringtap_guest::fio::{Latency, Report};
 
 use super::{Measured, Settings};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::sample::{Metric, Metrics};
 use crate::stats::steady::WINDOW;
 
@@ -136,11 +136,20 @@ pub fn escape(path: &str) -> String {
 /// Percentiles are printed only when at least this many I/Os lie beyond them.
 pub const BEYOND: f64 = 100.0;
 
-/// Puts the percentiles that `ios` I/Os can carry into `metrics`; nanoseconds.
-pub fn percentiles(metrics: &mut Metrics, ios: f64, values: [(Metric, f64, Option<f64>); 4]) {
-    for (metric, quantile, value) in values {
+/// What is printed of a latency.
+const QUANTILES: [(Metric, f64); 4] =
+    [(Metric::P50, 0.5), (Metric::P90, 0.9), (Metric::P99, 0.99), (Metric::P999, 0.999)];
+
+/// Puts the percentiles of fio's that `ios` I/Os can carry into `metrics`.
+pub fn percentiles(metrics: &mut Metrics, ios: f64, latency: &Latency) {
+    carried(metrics, ios, QUANTILES.map(|(_, quantile)| latency.percentile(100.0 * quantile)));
+}
+
+/// Puts those of p50, p90, p99 and p99.9 that `ios` I/Os can carry into `metrics`; nanoseconds.
+pub fn carried(metrics: &mut Metrics, ios: f64, values: [Option<f64>; 4]) {
+    for ((metric, quantile), value) in QUANTILES.into_iter().zip(values) {
         // 0 is what a tool prints when it has none.
-        if let Some(value) = value.filter(|v| *v > 0.0) {
+        if let Some(value) = value.filter(|value| *value > 0.0) {
             if ios * (1.0 - quantile) >= BEYOND - 1e-6 {
                 metrics.insert(metric, value.into());
             }
@@ -148,71 +157,27 @@ pub fn percentiles(metrics: &mut Metrics, ios: f64, values: [(Metric, f64, Optio
     }
 }
 
-/// Reads fio's JSON. Text before the first `{` (engines talk there) is skipped.
+/// Reads fio's JSON.
 pub fn parse(text: &str, job: Job, settings: &Settings) -> Result<Measured> {
-    let wrong = |found: &str| Error::Output { what: "fio's JSON", found: found.into() };
-    let start = text.find('{').ok_or_else(|| wrong("no { in its output"))?;
-    let mut stream = serde_json::Deserializer::from_str(&text[start..]).into_iter::<Json>();
-    let json = match stream.next() {
-        Some(Ok(json)) => json,
-        Some(Err(e)) => return Err(wrong(&e.to_string())),
-        None => return Err(wrong("nothing behind {")),
-    };
-    let report = json.pointer("/jobs/0").ok_or_else(|| wrong("no jobs"))?;
-    match report["error"].as_i64() {
-        Some(0) => {}
-        Some(code) => {
-            let cause = std::io::Error::from_raw_os_error(i32::try_from(code).unwrap_or(libc::EIO));
-            return Err(wrong(&format!("fio reports error {code} ({cause})")));
-        }
-        None => return Err(wrong("jobs[0].error is missing")),
-    }
-    let side = &report[if job.write { "write" } else { "read" }];
-    let number =
-        |name: &str| side[name].as_f64().ok_or_else(|| wrong(&format!("no {name} of the job")));
-    let ios = number("total_ios")?;
-    if ios == 0.0 {
-        return Err(wrong("not one I/O was done in the time measured"));
-    }
+    let report = Report::parse(text)?;
+    let told = report.first()?;
+    let side = told.done(job.write)?;
+    let ios = side.total_ios;
     let mut metrics = Metrics::new();
-    metrics.insert(Metric::Iops, number("iops")?.into());
-    metrics.insert(Metric::Bandwidth, number("bw_bytes")?.into());
-    let percentile = |name: &str| side["lat_ns"]["percentile"][name].as_f64();
+    metrics.insert(Metric::Iops, side.rate()?.into());
+    metrics.insert(Metric::Bandwidth, side.bandwidth()?.into());
     // fio's latency of a write is without that of its fsync.
-    let told = if job.synced { 0.0 } else { ios };
-    percentiles(
-        &mut metrics,
-        told,
-        [
-            (Metric::P50, 0.5, percentile("50.000000")),
-            (Metric::P90, 0.9, percentile("90.000000")),
-            (Metric::P99, 0.99, percentile("99.000000")),
-            (Metric::P999, 0.999, percentile("99.900000")),
-        ],
-    );
-    let measured_ms = number("runtime")?;
-    let cpu_share = (report["usr_cpu"].as_f64().unwrap_or(0.0)
-        + report["sys_cpu"].as_f64().unwrap_or(0.0))
-        / 100.0;
-    let cpu_ms = cpu_share * report["job_runtime"].as_f64().unwrap_or(measured_ms);
-    metrics.insert(Metric::ClientCpu, (cpu_ms / 1e3 / ios * 1e6).into());
+    percentiles(&mut metrics, if job.synced { 0.0 } else { ios }, &side.lat_ns);
+    metrics.insert(Metric::ClientCpu, (told.cpu_seconds() / ios * 1e6).into());
     // The server worked through the ramp as well; at the same rate, as far as can be known.
-    let ramped = (measured_ms + settings.ramp.as_secs_f64() * 1e3) / measured_ms.max(1.0);
+    let ramped = (side.runtime + settings.ramp.as_secs_f64() * 1e3) / side.runtime.max(1.0);
     Ok(Measured {
         metrics,
         ios: Some(ios * ramped),
-        asked: Some(number("io_bytes")? * ramped),
-        movement: movement(side),
+        asked: Some(side.io_bytes * ramped),
+        movement: side.movement(WINDOW),
         ..Measured::default()
     })
-}
-
-/// How far the rate moved from one half second to another, where fio has seen as many of them as a steady series needs.
-fn movement(side: &Json) -> Option<f64> {
-    let number = |name: &str| side[name].as_f64();
-    let enough = number("iops_samples")? >= WINDOW as f64;
-    let mean = number("iops_mean").filter(|mean| enough && *mean > 0.0)?;
-    Some((number("iops_max")? - number("iops_min")?) / mean)
 }
 
 #[cfg(test)]
@@ -256,7 +221,7 @@ trailing words"#
         );
         // 42.4 % of 0.5 s for 0.1 million I/Os.
         assert!((value(Metric::ClientCpu) - 2.12).abs() < 1e-9);
-        assert_eq!(measured.ios, Some(100_000.0));
+        assert_eq!((measured.ios, measured.movement), (Some(100_000.0), None));
     }
 
     #[test]
@@ -271,19 +236,6 @@ trailing words"#
             measured.metrics.contains_key(&Metric::P50)
                 && !measured.metrics.contains_key(&Metric::P99)
         );
-    }
-
-    #[test]
-    fn how_far_the_rate_moved_is_told_of_runs_that_are_long_enough() {
-        let side = |samples: u32| -> Json {
-            let text =
-                r#"{"iops_min": 80, "iops_max": 120, "iops_mean": 100.0, "iops_samples": N}"#;
-            serde_json::from_str(&text.replace('N', &samples.to_string())).unwrap()
-        };
-        assert_eq!(movement(&side(5)), Some(0.4));
-        assert_eq!(movement(&side(4)), None);
-        assert_eq!(movement(&serde_json::json!({})), None);
-        assert_eq!(parse(&report(0, 100_000), READ, &settings(0)).unwrap().movement, None);
     }
 
     #[test]

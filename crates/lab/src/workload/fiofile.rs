@@ -2,8 +2,10 @@
 
 use std::path::Path;
 
+use ringtap_guest::fio::Report;
+
 use super::fio::{Target, escape};
-use super::{Measured, Settings, two};
+use super::{Measured, Settings};
 use crate::error::{Error, Result};
 use crate::sample::Metric;
 
@@ -79,26 +81,23 @@ pub fn rewrite(text: &str, target: &Target, settings: &Settings) -> String {
 /// Reads fio's JSON: all jobs together.
 pub fn parse(text: &str) -> Result<Measured> {
     let wrong = |found: String| Error::Output { what: "fio's JSON", found };
-    let jobs = two::jobs(text)?;
+    let report = Report::parse(text)?;
+    let jobs = report.jobs()?;
     let (mut iops, mut bytes, mut ios, mut asked) = (0.0, 0.0, 0.0, 0.0);
     let mut worst: Option<f64> = None;
-    for job in &jobs {
-        if job["error"].as_i64() != Some(0) {
-            return Err(wrong(format!("error {} of job {}", job["error"], job["jobname"])));
-        }
-        for side in ["read", "write"] {
-            let number = |name: &str| job[side][name].as_f64().unwrap_or(0.0);
-            iops += number("iops");
-            bytes += number("bw_bytes");
-            ios += number("total_ios");
-            asked += number("io_bytes");
-            let p99 = job[side]["lat_ns"]["percentile"]["99.000000"].as_f64();
-            if let Some(p99) = p99.filter(|p| *p > 0.0 && number("total_ios") >= 1e4) {
+    for job in jobs {
+        job.succeeded()?;
+        for side in [&job.read, &job.write] {
+            iops += side.iops.unwrap_or(0.0);
+            bytes += side.bw_bytes.unwrap_or(0.0);
+            ios += side.total_ios;
+            asked += side.io_bytes;
+            if let Some(p99) = side.lat_ns.percentile(99.0).filter(|_| side.total_ios >= 1e4) {
                 worst = Some(worst.map_or(p99, |worst| worst.max(p99)));
             }
         }
-        if job.get("steadystate").is_some_and(|ss| ss["attained"].as_i64() == Some(0)) {
-            return Err(wrong(format!("job {} did not reach its steady state", job["jobname"])));
+        if job.missed_steady_state() {
+            return Err(wrong(format!("job {:?} did not reach its steady state", job.name)));
         }
     }
     if ios == 0.0 {

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde::Deserialize;
 
-use super::fio::{BEYOND, Job, percentiles};
+use super::fio::{BEYOND, Job, carried};
 use super::two::Load;
 use super::{Measured, Settings};
 use crate::error::{Error, Result};
@@ -130,16 +130,8 @@ pub fn parse(text: &str) -> Result<Measured> {
     metrics.insert(Metric::Iops, outcome.iops.into());
     metrics.insert(Metric::Bandwidth, outcome.bw_bytes.into());
     metrics.insert(Metric::ClientCpu, (outcome.cpu_seconds / outcome.ios * 1e6).into());
-    percentiles(
-        &mut metrics,
-        outcome.ios,
-        [
-            (Metric::P50, 0.5, Some(outcome.lat_ns.p50)),
-            (Metric::P90, 0.9, Some(outcome.lat_ns.p90)),
-            (Metric::P99, 0.99, Some(outcome.lat_ns.p99)),
-            (Metric::P999, 0.999, Some(outcome.lat_ns.p999)),
-        ],
-    );
+    let Latency { p50, p90, p99, p999 } = outcome.lat_ns;
+    carried(&mut metrics, outcome.ios, [p50, p90, p99, p999].map(Some));
     let all = outcome.total_ios.unwrap_or(outcome.ios);
     Ok(Measured {
         metrics,

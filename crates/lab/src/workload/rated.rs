@@ -4,9 +4,11 @@
 
 use std::time::Duration;
 
-use super::fio::{BEYOND, Job, Target};
+use ringtap_guest::fio::Report;
+
+use super::fio::{BEYOND, Job, Target, percentiles};
 use super::{Measured, Settings};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::sample::Metric;
 use crate::workload::two;
 
@@ -71,30 +73,18 @@ pub fn parse(
     ahead_ms: f64,
 ) -> Result<Measured> {
     let rate = rate(percent, settings);
-    let jobs = two::jobs(json)?;
-    let job =
-        jobs.first().ok_or_else(|| Error::Output { what: "fio's JSON", found: "no job".into() })?;
+    let report = Report::parse(json)?;
+    let job = report.first()?;
     let load = two::load(job, true)?;
     let log = two::log(log)?;
     let mut measured = Measured {
-        ios: job["write"]["total_ios"].as_f64(),
-        asked: job["write"]["io_bytes"].as_f64(),
+        ios: Some(job.write.total_ios),
+        asked: Some(job.write.io_bytes),
         ..Measured::default()
     };
     measured.metrics.insert(Metric::Iops, load.iops.into());
     measured.metrics.insert(Metric::ClientCpu, (load.cpu / load.ios * 1e6).into());
-    for (metric, name, quantile) in [
-        (Metric::P50, "50.000000", 0.5),
-        (Metric::P90, "90.000000", 0.9),
-        (Metric::P99, "99.000000", 0.99),
-        (Metric::P999, "99.900000", 0.999),
-    ] {
-        let value = job["write"]["lat_ns"]["percentile"][name].as_f64().filter(|v| *v > 0.0);
-        if let Some(value) = value.filter(|_| log.len() as f64 * (1.0 - quantile) >= BEYOND - 1e-6)
-        {
-            measured.metrics.insert(metric, value.into());
-        }
-    }
+    percentiles(&mut measured.metrics, log.len() as f64, &job.write.lat_ns);
     let mut back: Vec<f64> = log.iter().map(|(back_ms, _)| *back_ms).collect();
     back.sort_by(f64::total_cmp);
     measured.metrics.insert(Metric::LongestGap, longest_gap(&back).into());

@@ -1,8 +1,10 @@
 //! What a guest's start reads, by fio's NBD engine: the same reads in each run, nine of ten from one tenth of the disk, a sixteenth of its
 //! bytes in all.
 
-use super::{Measured, Settings, two};
-use crate::error::{Error, Result};
+use ringtap_guest::fio::Report;
+
+use super::{Measured, Settings};
+use crate::error::Result;
 use crate::sample::Metric;
 
 /// fio's arguments.
@@ -28,23 +30,16 @@ pub fn args(uri: &str, settings: &Settings) -> Vec<String> {
 
 /// Reads fio's JSON, for whether all was read.
 pub fn parse(text: &str, seconds: f64) -> Result<Measured> {
-    let wrong = |found: String| Error::Output { what: "fio's JSON", found };
-    let jobs = two::jobs(text)?;
-    let job = jobs.first().ok_or_else(|| wrong("no job".into()))?;
-    let (error, reads) = (job["error"].as_i64(), job["read"]["total_ios"].as_u64());
-    match (error, reads) {
-        (Some(0), Some(reads)) if reads > 0 => {
-            let mut measured = Measured::default();
-            measured.metrics.insert(Metric::Elapsed, (seconds * 1e9).into());
-            let bytes = job["read"]["io_bytes"].as_u64().unwrap_or_default();
-            measured.note = Some(format!(
-                "{reads} reads of {} MiB in all, from when there is nothing on this machine",
-                bytes >> 20
-            ));
-            Ok(measured)
-        }
-        (error, reads) => Err(wrong(format!("error {error:?}, {reads:?} reads"))),
-    }
+    let report = Report::parse(text)?;
+    let side = report.first()?.done(false)?;
+    let mut measured = Measured::default();
+    measured.metrics.insert(Metric::Elapsed, (seconds * 1e9).into());
+    measured.note = Some(format!(
+        "{} reads of {} MiB in all, from when there is nothing on this machine",
+        side.total_ios,
+        side.io_bytes as u64 >> 20
+    ));
+    Ok(measured)
 }
 
 #[cfg(test)]

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use ringtap_guest::fio::Job;
+
 use super::{Measured, Settings};
 use crate::error::{Error, Result};
 use crate::sample::Metric;
@@ -48,35 +50,12 @@ const FEWEST: f64 = super::fio::BEYOND / 0.01;
 const LONGEST: Duration = Duration::from_secs(6);
 
 /// Reads one job of fio's JSON.
-pub fn load(job: &serde_json::Value, write: bool) -> Result<Load> {
-    let wrong = |found: String| Error::Output { what: "fio's JSON", found };
-    if job["error"].as_i64() != Some(0) {
-        return Err(wrong(format!("error {} of job {}", job["error"], job["jobname"])));
-    }
-    let side = &job[if write { "write" } else { "read" }];
-    let ios = side["total_ios"].as_f64().unwrap_or(0.0);
-    let iops = side["iops"].as_f64().filter(|iops| *iops > 0.0 && ios > 0.0);
-    let iops = iops.ok_or_else(|| wrong(format!("job {} did nothing", job["jobname"])))?;
+pub fn load(job: &Job, write: bool) -> Result<Load> {
+    let side = job.done(write)?;
     // 99.9 % of a starved load's I/Os may be a handful: no percentile then.
-    let p99 = side["lat_ns"]["percentile"]["99.000000"]
-        .as_f64()
-        .filter(|p99| *p99 > 0.0 && ios >= FEWEST);
-    let number = |value: &serde_json::Value| value.as_f64().unwrap_or(0.0);
-    let share = (number(&job["usr_cpu"]) + number(&job["sys_cpu"])) / 100.0;
-    let seconds = number(&side["runtime"]) / 1e3;
-    Ok(Load { iops, ios, p99, seconds, cpu: share * number(&job["job_runtime"]) / 1e3 })
-}
-
-/// All jobs of fio's JSON, by name.
-pub fn jobs(text: &str) -> Result<Vec<serde_json::Value>> {
-    let wrong = |found: &str| Error::Output { what: "fio's JSON", found: found.into() };
-    let start = text.find('{').ok_or_else(|| wrong("no { in its output"))?;
-    let json: serde_json::Value = serde_json::Deserializer::from_str(&text[start..])
-        .into_iter()
-        .next()
-        .and_then(|json| json.ok())
-        .ok_or_else(|| wrong("no JSON"))?;
-    json["jobs"].as_array().cloned().ok_or_else(|| wrong("no jobs"))
+    let p99 = side.lat_ns.percentile(99.0).filter(|_| side.total_ios >= FEWEST);
+    let (ios, seconds, cpu) = (side.total_ios, side.runtime / 1e3, job.cpu_seconds());
+    Ok(Load { iops: side.rate()?, ios, p99, seconds, cpu })
 }
 
 /// fio's arguments that all jobs share.
