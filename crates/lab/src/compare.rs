@@ -317,9 +317,9 @@ fn list(plan: &Plan, args: &CompareArgs, env: &Env) -> anyhow::Result<()> {
                 "title": backend::find(*stage, name).map(|entry| entry.title),
                 "usual": backend::find(*stage, name).is_some_and(|entry| entry.usual),
                 "workloads": arms.iter().filter(|(of, _)| of == stage).flat_map(|(_, arms)| arms)
-                    .find(|arm| arm.name == *name).map(|arm| arm.workloads.iter().map(|w| w.name).collect::<Vec<_>>()),
+                    .find(|arm| arm.name == *name).map(|arm| arm.workloads.iter().map(|w| w.name()).collect::<Vec<_>>()),
             })).collect::<Vec<_>>(),
-            "workloads": workload::CATALOGUE.iter().map(|w| serde_json::json!({"name": w.name, "title": w.title, "quick": w.quick})).collect::<Vec<_>>(),
+            "workloads": workload::all().map(|w| serde_json::json!({"name": w.name(), "title": w.title(), "quick": w.listed().quick})).collect::<Vec<_>>(),
             "cannot_run": skipped,
         });
         return print(&(serde_json::to_string_pretty(&value)? + "\n"));
@@ -340,12 +340,12 @@ fn list(plan: &Plan, args: &CompareArgs, env: &Env) -> anyhow::Result<()> {
     for workload in &whole.workloads() {
         text += &format!(
             "    {:<18} {}{}\n",
-            workload.name,
-            workload.title,
-            if workload.quick { " (quick)" } else { "" }
+            workload.name(),
+            workload.title(),
+            if workload.listed().quick { " (quick)" } else { "" }
         );
     }
-    for (group, members) in workload::GROUPS {
+    for (group, members) in workload::groups() {
         text += &format!("    {group:<18} = {}\n", members.join(", "));
     }
     text += "+ only when named with --backends\n";

@@ -18,7 +18,7 @@ use crate::backend::{self, Entry};
 use crate::cli::CompareArgs;
 use crate::error::{Error, Result};
 use crate::sample::Stage;
-use crate::workload::{self, Kind, Workload};
+use crate::workload::{self, Workload};
 pub use file::PlanFile;
 use file::{placed, read};
 use names::{NEAR, nearness, unknown, unlisted};
@@ -140,7 +140,7 @@ impl Plan {
         };
         for path in args.fio_job.iter().chain(file.fio_jobs.iter().flatten()) {
             let path = std::path::absolute(path).map_err(Error::file("find", path))?;
-            let name = workload::job_file(&path)?.name;
+            let name = workload::job_file(&path)?.name();
             // Named twice it is still one workload.
             if !workloads.iter().any(|known| known == name) {
                 workloads.push(name.to_owned());
@@ -245,8 +245,7 @@ impl Plan {
         let runs = |stage: &Stage| {
             // It comes with every plan, and may be all that is asked.
             let alone = self.workloads.len() == 1;
-            let measures =
-                |w: &&Workload| (alone || w.kind != Kind::Durability) && w.kind.runs_on(*stage);
+            let measures = |w: &&dyn Workload| (alone || !w.is_check()) && w.runs_on(*stage);
             self.workloads().iter().any(measures)
         };
         if let Some(idle) = self.stages.iter().find(|stage| !runs(stage)) {
@@ -277,7 +276,7 @@ impl Plan {
     }
 
     /// The workloads.
-    pub fn workloads(&self) -> Vec<&'static Workload> {
+    pub fn workloads(&self) -> Vec<&'static dyn Workload> {
         self.workloads.iter().filter_map(|name| workload::find(name)).collect()
     }
 
@@ -306,7 +305,7 @@ impl Plan {
 fn check_only(only: &BTreeMap<String, Vec<String>>) -> Result<()> {
     for (workload, backends) in only {
         if workload::find(workload).is_none() {
-            let known: Vec<&str> = workload::CATALOGUE.iter().map(|w| w.name).collect();
+            let known: Vec<&str> = workload::all().map(|w| w.name()).collect();
             return Err(unknown("workload", workload, &known));
         }
         // A name may be that of one stage: two/loop.
@@ -412,30 +411,30 @@ fn check_backends(names: &[String], stages: &[Stage]) -> Result<()> {
 }
 
 fn workloads(stages: &[Stage], names: Option<&Vec<String>>, quick: bool) -> Result<Vec<String>> {
-    let catalogue = workload::CATALOGUE.iter();
     let Some(names) = names else {
-        return Ok(catalogue
-            .filter(|workload| workload.quick || !quick)
-            .filter(|workload| stages.iter().any(|stage| workload.kind.runs_on(*stage)))
-            .map(|workload| workload.name.to_owned())
+        return Ok(workload::all()
+            .filter(|workload| workload.listed().quick || !quick)
+            .filter(|workload| stages.iter().any(|stage| workload.runs_on(*stage)))
+            .map(|workload| workload.name().to_owned())
             .collect());
     };
+    let groups = workload::groups();
     let mut wanted = Vec::new();
     for name in names {
-        if let Some((_, members)) = workload::GROUPS.iter().find(|(group, _)| group == name) {
+        if let Some((_, members)) = groups.iter().find(|(group, _)| group == name) {
             wanted.extend_from_slice(members);
-        } else if let Some(workload) = workload::CATALOGUE.iter().find(|w| w.name == *name) {
-            wanted.push(workload.name);
+        } else if let Some(workload) = workload::all().find(|w| w.name() == *name) {
+            wanted.push(workload.name());
         } else {
-            let known: Vec<&str> = workload::GROUPS
+            let known: Vec<&str> = groups
                 .iter()
                 .map(|(group, _)| *group)
-                .chain(workload::CATALOGUE.iter().map(|workload| workload.name))
+                .chain(workload::all().map(|workload| workload.name()))
                 .collect();
             return Err(unknown("workload", name, &known));
         }
     }
-    Ok(in_order(workload::CATALOGUE.iter().map(|workload| workload.name), &wanted)
+    Ok(in_order(workload::all().map(|workload| workload.name()), &wanted)
         .into_iter()
         .map(str::to_owned)
         .collect())

@@ -12,7 +12,7 @@ use crate::env::{Env, Missing};
 use crate::error::{Error, Result};
 use crate::process::{self, Server};
 use crate::stop::Stop;
-use crate::workload::{Kind, Workload};
+use crate::workload::Workload;
 
 /// The image that all arms use, one after the other, in the pool `rbd`.
 pub const IMAGE: &str = "lab";
@@ -170,8 +170,8 @@ impl Backend for Rbd {
         true
     }
 
-    fn refuses(&self, workload: &Workload) -> Option<Missing> {
-        (workload.kind == Kind::Durability).then(|| {
+    fn refuses(&self, workload: &dyn Workload) -> Option<Missing> {
+        workload.is_check().then(|| {
             Missing::new(
                 "the flushes that reach a cluster are not counted",
                 "ceph daemon osd.0 perf dump has the cluster's own counters",

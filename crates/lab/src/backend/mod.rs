@@ -361,7 +361,7 @@ pub trait Backend: Sync {
         false
     }
     /// Why a workload must not run on it.
-    fn refuses(&self, _: &Workload) -> Option<Missing> {
+    fn refuses(&self, _: &dyn Workload) -> Option<Missing> {
         None
     }
     /// What the CPU figures of this backend leave out, and other facts for the report.

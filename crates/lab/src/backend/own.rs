@@ -15,7 +15,7 @@ use crate::env::{Env, Missing};
 use crate::error::{Error, Result};
 use crate::process::{self, Server};
 use crate::sample::Stage;
-use crate::workload::{Kind, Workload};
+use crate::workload::Workload;
 
 /// A way of the user's. In TOML a table of `[[backend]]`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -343,17 +343,17 @@ impl Backend for Added {
             .or(Some("yours: its server is not the lab's to watch, and its CPU is not counted"))
     }
 
-    fn refuses(&self, workload: &Workload) -> Option<Missing> {
+    fn refuses(&self, workload: &dyn Workload) -> Option<Missing> {
         if matches!(self.1, Way::Serve { .. }) {
             return None;
         }
-        if workload.kind == Kind::Durability {
+        if workload.is_check() {
             return Some(Missing::new(
                 "the flushes of a disk that is there already cannot be counted",
                 "serve_nbd or serve_vhost_user in a catalogue start your server on the lab's disk",
             ));
         }
-        (workload.kind.writes() && !self.0.overwrite).then(|| {
+        (workload.writes() && !self.0.overwrite).then(|| {
             Missing::new("it would overwrite your disk", "--overwrite, if nothing on it is needed")
         })
     }

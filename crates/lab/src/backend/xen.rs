@@ -3,7 +3,7 @@
 use super::{Backend, Context, Reach, Served, WriteCache};
 use crate::env::{Env, Missing};
 use crate::error::{Error, Result};
-use crate::workload::{Kind, Workload};
+use crate::workload::{Client, Workload};
 
 /// Where the first domain has its images.
 pub const FILES: &str = "/srv";
@@ -213,14 +213,11 @@ impl Backend for Vbd {
         }
     }
 
-    fn refuses(&self, workload: &Workload) -> Option<Missing> {
+    fn refuses(&self, workload: &dyn Workload) -> Option<Missing> {
         let refuse = |what: &str| Some(Missing::new(what, "phy-lvm, in a PV guest"));
-        match (self.0, workload.kind) {
-            (Way::Native, kind) if kind.is_pair() => refuse("there is one first domain"),
-            (
-                Way::Emulated(_) | Way::InHvm,
-                Kind::DdThroughput(_) | Kind::DdLatency(_) | Kind::Durability,
-            ) => None,
+        match (self.0, workload.client()) {
+            (Way::Native, _) if workload.is_pair() => refuse("there is one first domain"),
+            (Way::Emulated(_) | Way::InHvm, Client::Dd | Client::Flushes) => None,
             (Way::Emulated(_) | Way::InHvm, _) => refuse("the HVM guest has dd alone"),
             _ => None,
         }

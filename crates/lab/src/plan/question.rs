@@ -7,7 +7,7 @@ use super::Plan;
 use crate::backend;
 use crate::report::claims;
 use crate::sample::{Metric, Stage};
-use crate::workload::{self, Kind, Workload};
+use crate::workload::{self, Workload};
 
 /// Most comparisons of a question.
 pub const MOST: usize = 12;
@@ -43,7 +43,7 @@ pub struct Primary {
 pub fn usual(plan: &Plan) -> Vec<Question> {
     plan.workloads()
         .into_iter()
-        .filter(|workload| workload.kind != Kind::Durability)
+        .filter(|workload| !workload.is_check())
         .filter_map(|workload| {
             let mut primary: Vec<Primary> = Vec::new();
             for pair in plan.stages.iter().flat_map(|stage| pairs(plan, *stage)) {
@@ -53,8 +53,8 @@ pub fn usual(plan: &Plan) -> Vec<Question> {
                     }
                 }
             }
-            let asks = format!("{}: which way?", workload.title);
-            (!primary.is_empty()).then(|| Question { name: workload.name.into(), asks, primary })
+            let asks = format!("{}: which way?", workload.title());
+            (!primary.is_empty()).then(|| Question { name: workload.name().into(), asks, primary })
         })
         .collect()
 }
@@ -100,28 +100,28 @@ pub struct Pair<'a> {
 
 impl Pair<'_> {
     /// Their comparisons in a workload, as far as the plan runs it on both.
-    pub fn on(self, plan: &Plan, workload: &Workload) -> Vec<Primary> {
+    pub fn on(self, plan: &Plan, workload: &dyn Workload) -> Vec<Primary> {
         if !self.runs(plan, workload) {
             return Vec::new();
         }
-        workload.headline.iter().map(|metric| self.primary(workload, *metric)).collect()
+        workload.headline().iter().map(|metric| self.primary(workload, *metric)).collect()
     }
 
-    fn runs(self, plan: &Plan, workload: &Workload) -> bool {
+    fn runs(self, plan: &Plan, workload: &dyn Workload) -> bool {
         let on = |backend: &str| {
             let of = |(stage, name): &(Stage, String)| *stage == self.stage && name == backend;
-            plan.backends.iter().any(of) && plan.runs(self.stage, workload.name, backend)
+            plan.backends.iter().any(of) && plan.runs(self.stage, workload.name(), backend)
         };
-        let planned = plan.workloads.iter().any(|name| name == workload.name);
-        planned && workload.kind.runs_on(self.stage) && on(self.arm) && on(self.against)
+        let planned = plan.workloads.iter().any(|name| name == workload.name());
+        planned && workload.runs_on(self.stage) && on(self.arm) && on(self.against)
     }
 
-    fn primary(self, workload: &Workload, metric: Metric) -> Primary {
+    fn primary(self, workload: &dyn Workload, metric: Metric) -> Primary {
         Primary {
             stage: self.stage,
             arm: self.arm.into(),
             against: self.against.into(),
-            workload: workload.name.into(),
+            workload: workload.name().into(),
             metric,
         }
     }

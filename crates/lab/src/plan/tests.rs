@@ -193,12 +193,13 @@ fn every_published_load_shows_whether_it_could_show_a_difference() {
         let (slow, base) = crate::backend::known_slow(stage).unwrap();
         for arm in [slow, base] {
             assert!(plan.entries(stage).iter().any(|entry| entry.name == arm), "{stage} {arm}");
-            for load in plan.workloads().iter().filter(|load| load.kind.runs_on(stage)) {
+            for load in plan.workloads().iter().filter(|load| load.runs_on(stage)) {
                 let measured = plan.entries(stage).iter().any(|entry| {
-                    plan.runs(stage, load.name, entry.name) && entry.backend.refuses(load).is_none()
+                    plan.runs(stage, load.name(), entry.name)
+                        && entry.backend.refuses(*load).is_none()
                 });
-                let runs = plan.runs(stage, load.name, arm) || curves.contains(&load.name);
-                assert!(runs || !measured, "{stage} {arm} {}", load.name);
+                let runs = plan.runs(stage, load.name(), arm) || curves.contains(&load.name());
+                assert!(runs || !measured, "{stage} {arm} {}", load.name());
             }
         }
     }
@@ -217,14 +218,14 @@ fn every_published_comparison_has_a_control() {
                 workloads: plan
                     .workloads()
                     .into_iter()
-                    .filter(|load| load.kind.runs_on(stage))
-                    .filter(|load| plan.runs(stage, load.name, entry.name))
-                    .filter(|load| entry.backend.refuses(load).is_none())
+                    .filter(|load| load.runs_on(stage))
+                    .filter(|load| plan.runs(stage, load.name(), entry.name))
+                    .filter(|load| entry.backend.refuses(*load).is_none())
                     .collect(),
             })
             .collect();
         crate::run::order::first_of_most(&mut arms);
-        let twice: Vec<&str> = arms[0].rounds().map(|load| load.name).collect();
+        let twice: Vec<&str> = arms[0].rounds().map(|load| load.name()).collect();
         let asked = plan.questions.iter().flat_map(|question| &question.primary);
         for one in asked.filter(|one| one.stage == stage) {
             assert!(twice.contains(&one.workload.as_str()), "{stage} {}: {one:?}", arms[0].name);
@@ -240,7 +241,7 @@ fn a_job_file_is_a_workload_of_its_own() {
     let twice = format!("--fio-job {0} --fio-job {0}", path.display());
     let plan = plan(&format!("--dir /tmp --stages host {twice}")).unwrap();
     assert_eq!(plan.workloads.len(), 2, "named twice it is still one; durability is in every plan");
-    assert!(matches!(plan.workloads()[0].kind, workload::Kind::FioFile(_)));
+    assert_eq!(plan.workloads()[0].client(), workload::Client::Fio);
 }
 
 #[test]

@@ -214,24 +214,24 @@ impl Analysis {
     }
 
     /// What a stage's workloads show: a workload and a headline metric that some arm has.
-    pub fn headlines(&self, stage: Stage) -> Vec<(&'static Workload, Metric)> {
+    pub fn headlines(&self, stage: Stage) -> Vec<(&'static dyn Workload, Metric)> {
         workloads(&self.run)
             .into_iter()
-            .flat_map(|workload| workload.headline.iter().map(move |metric| (workload, *metric)))
+            .flat_map(|workload| workload.headline().iter().map(move |metric| (workload, *metric)))
             .filter(|(workload, metric)| {
-                self.series
-                    .iter()
-                    .any(|s| s.stage == stage && s.workload == workload.name && s.metric == *metric)
+                self.series.iter().any(|s| {
+                    s.stage == stage && s.workload == workload.name() && s.metric == *metric
+                })
             })
             .collect()
     }
 
     /// A stage's workloads that have a cost of the whole path, with the metric that says it.
-    pub fn costs(&self, stage: Stage) -> Vec<(&'static Workload, Metric)> {
-        let has = |workload: &Workload, metric: Metric| {
+    pub fn costs(&self, stage: Stage) -> Vec<(&'static dyn Workload, Metric)> {
+        let has = |workload: &dyn Workload, metric: Metric| {
             self.series
                 .iter()
-                .any(|s| s.stage == stage && s.workload == workload.name && s.metric == metric)
+                .any(|s| s.stage == stage && s.workload == workload.name() && s.metric == metric)
         };
         workloads(&self.run)
             .into_iter()
@@ -264,7 +264,7 @@ pub fn reference(run: &Record, stage: Stage) -> Option<&str> {
 }
 
 /// The workloads of a run.
-pub(super) fn workloads(run: &Record) -> Vec<&'static Workload> {
+pub(super) fn workloads(run: &Record) -> Vec<&'static dyn Workload> {
     run.plan.workloads.iter().filter_map(|name| workload::find(name)).collect()
 }
 
@@ -394,8 +394,7 @@ fn notes(samples: &[Sample]) -> Vec<(Stage, String, String)> {
 
 /// Whether a workload runs in each round of a stage.
 fn in_rounds(stage: Stage, workload: &str) -> bool {
-    workload::find(workload)
-        .is_some_and(|w| w.kind.runs_on(stage) && w.kind != workload::Kind::Durability)
+    workload::find(workload).is_some_and(|w| w.runs_on(stage) && !w.is_check())
 }
 
 fn curves(run: &Record, samples: &[Sample]) -> Vec<Curve> {

@@ -13,7 +13,7 @@ use super::format;
 use crate::error::{Error, Result};
 use crate::sample::{Better, Metric, Unit, Value};
 use crate::workload::bonnie::{self, csv};
-use crate::workload::{self, Kind, fio};
+use crate::workload::{self, Workload, fio};
 
 /// A row of others.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -96,7 +96,7 @@ fn of_bonnie(file: &str, line: &str) -> Result<Other> {
         name: row.name.clone(),
         what: format!("bonnie++ {}{size}", row.version),
         bonnie: Some(row.version.clone()),
-        workloads: of_kind(|kind| matches!(kind, Kind::Bonnie(_))),
+        workloads: of_kind(|workload| workload.has_columns()),
         unlike: None,
         completion_only: false,
         metrics: row.phases.iter().filter_map(|(metric, p)| Some((*metric, p.rate?))).collect(),
@@ -124,7 +124,7 @@ fn of_fio(file: &str, text: &str) -> Result<Vec<Other>> {
             let random = pattern.starts_with("rand");
             let synced = write && option("fsync") == "1";
             let asked = fio::Job { random, write, block: bytes, depth, synced };
-            let same = |kind: Kind| matches!(kind, Kind::Fio(job) if job == asked);
+            let same = |workload: &dyn Workload| workload.job() == Some(asked);
             rows.push(Other {
                 file: file.into(),
                 name: job.name.clone(),
@@ -174,8 +174,8 @@ fn values(side: &Side) -> (Vec<(Metric, Value)>, bool) {
     (known.map(|(metric, value)| (metric, value.into())).collect(), completion_only)
 }
 
-fn of_kind(same: impl Fn(Kind) -> bool) -> Vec<&'static str> {
-    workload::CATALOGUE.iter().filter(|w| same(w.kind)).map(|w| w.name).collect()
+fn of_kind(same: impl Fn(&dyn Workload) -> bool) -> Vec<&'static str> {
+    workload::all().filter(|workload| same(*workload)).map(|workload| workload.name()).collect()
 }
 
 fn pairs(analysis: &Analysis, at: usize, row: &Other) -> Vec<Pair> {

@@ -9,7 +9,7 @@ use super::analysis::Analysis;
 use super::format;
 use crate::sample::{Better, Metric, Stage, Value};
 use crate::stats::{FEWEST_ROUNDS, decision, family, interval};
-use crate::workload::{self, Kind};
+use crate::workload;
 
 /// Nearer than this is called the same.
 const SAME: f64 = 0.05;
@@ -107,9 +107,9 @@ pub fn compare(before: &Analysis, after: &Analysis) -> Comparison {
         );
         let (Some(was), Some(is)) = pair else { continue };
         let (mut change, logs) = change(before, after, (stage, arm, workload, metric), (was, is));
-        let kind = workload::find(workload).map(|workload| workload.kind);
-        match (&bonnie, kind) {
-            (Some(Unlike { before, after, .. }), Some(Kind::Bonnie(_))) => {
+        let has_columns = workload::find(workload).is_some_and(|workload| workload.has_columns());
+        match &bonnie {
+            Some(Unlike { before, after, .. }) if has_columns => {
                 (change.ratio, change.interval) = (None, None);
                 change.verdict = format!("not compared: bonnie++ {before} and {after}");
                 rounds.push(Default::default());
@@ -172,7 +172,7 @@ type Of<'a> = (Stage, &'a str, &'a str, Metric);
 fn headlines(analysis: &Analysis) -> impl Iterator<Item = Of<'_>> {
     analysis.series.iter().filter(|series| !series.arm.contains('#')).filter_map(|series| {
         let workload = workload::find(&series.workload)?;
-        workload.headline.contains(&series.metric).then_some((
+        workload.headline().contains(&series.metric).then_some((
             series.stage,
             series.arm.as_str(),
             series.workload.as_str(),
@@ -340,7 +340,7 @@ pub fn claims(changes: &[Change]) -> Vec<String> {
 }
 
 fn sentence(change: &Change) -> String {
-    let title = workload::find(&change.workload).map_or("", |workload| workload.title);
+    let title = workload::find(&change.workload).map_or("", |workload| workload.title());
     let by = match &change.by {
         Some(by) => format!(", each by {by} of its round"),
         None => ", as measured: the others are taken by it, and it shows the machine".into(),

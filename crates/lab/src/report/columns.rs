@@ -8,7 +8,7 @@ use super::format;
 use super::ranking::{self, Group};
 use crate::sample::{Metric, Stage, Value};
 use crate::stats::Decision;
-use crate::workload::{self, Kind, bonnie};
+use crate::workload::{self, bonnie};
 
 const OURS: &str = "ringtap-vhost";
 const SAME_WIRE: &str = "qsd-vhost";
@@ -36,14 +36,16 @@ pub struct Column {
 pub fn columns(analysis: &Analysis) -> Vec<Column> {
     let mut list = Vec::new();
     for &stage in VM {
-        for workload in workload::CATALOGUE.iter().filter(|w| matches!(w.kind, Kind::Bonnie(_))) {
+        for workload in workload::all().filter(|w| w.has_columns()) {
             let ran =
-                |metric: &Metric| analysis.find(stage, OURS, workload.name, *metric).is_some();
+                |metric: &Metric| analysis.find(stage, OURS, workload.name(), *metric).is_some();
             if !bonnie::PHASES.iter().any(ran) {
                 continue;
             }
             list.extend(
-                bonnie::PHASES.iter().map(|&metric| column(analysis, stage, workload.name, metric)),
+                bonnie::PHASES
+                    .iter()
+                    .map(|&metric| column(analysis, stage, workload.name(), metric)),
             );
         }
     }

@@ -87,7 +87,7 @@ pub fn rows(analysis: &Analysis) -> (Vec<Row>, Vec<Floor>) {
     for (stage, arm, against) in all_pairs(&analysis.run) {
         for workload in workloads(&analysis.run) {
             for &metric in Metric::ALL.iter().filter(|metric| !is_twice(workload, **metric)) {
-                let paired = analysis.paired(stage, &arm, &against, workload.name, metric);
+                let paired = analysis.paired(stage, &arm, &against, workload.name(), metric);
                 if let Some(paired) = paired {
                     rows.push(row(analysis, (stage, &arm, &against), workload, metric, &paired));
                     pairs.push(paired);
@@ -127,15 +127,15 @@ fn member<'a>(analysis: &Analysis, floors: &[Floor], row: &Row, paired: &'a Pair
 }
 
 /// With one block size, bytes and I/Os a second are the same comparison.
-fn is_twice(workload: &Workload, metric: Metric) -> bool {
-    metric == Metric::Bandwidth && workload.headline == [Metric::Iops]
-        || metric == Metric::Iops && workload.headline == [Metric::Bandwidth]
+fn is_twice(workload: &dyn Workload, metric: Metric) -> bool {
+    metric == Metric::Bandwidth && workload.headline() == [Metric::Iops]
+        || metric == Metric::Iops && workload.headline() == [Metric::Bandwidth]
 }
 
 fn row(
     analysis: &Analysis,
     (stage, arm, against): (Stage, &str, &str),
-    workload: &Workload,
+    workload: &dyn Workload,
     metric: Metric,
     paired: &Paired,
 ) -> Row {
@@ -143,7 +143,7 @@ fn row(
         stage,
         arm: arm.into(),
         against: against.into(),
-        workload: workload.name.into(),
+        workload: workload.name().into(),
         metric,
     };
     let question =
@@ -152,7 +152,7 @@ fn row(
     Row {
         stage,
         // A twin shows the floor; it is no claim.
-        headline: workload.headline.contains(&metric) && arm != twin(&against),
+        headline: workload.headline().contains(&metric) && arm != twin(&against),
         arm,
         against,
         workload: name,
@@ -185,7 +185,7 @@ fn floors(analysis: &Analysis) -> Vec<Floor> {
         for workload in workloads(&analysis.run) {
             for &metric in Metric::ALL {
                 let twin =
-                    analysis.paired(stage, &twin(reference), reference, workload.name, metric);
+                    analysis.paired(stage, &twin(reference), reference, workload.name(), metric);
                 let Some((twin, control)) = twin.and_then(|twin| {
                     let control = Control::of(&twin)?;
                     Some((twin.interval?, control))
@@ -193,11 +193,11 @@ fn floors(analysis: &Analysis) -> Vec<Floor> {
                     continue;
                 };
                 let slow = backend::known_slow(stage).and_then(|(slow, base)| {
-                    analysis.paired(stage, slow, base, workload.name, metric)
+                    analysis.paired(stage, slow, base, workload.name(), metric)
                 });
                 list.push(Floor {
                     stage,
-                    workload: workload.name.into(),
+                    workload: workload.name().into(),
                     metric,
                     floor: control.floor,
                     holds: control.holds,
@@ -250,16 +250,16 @@ fn all_pairs(run: &Record) -> Vec<Pair> {
 pub fn answer(
     analysis: &Analysis,
     (stage, arm, against): (Stage, &str, &str),
-    workload: &Workload,
+    workload: &dyn Workload,
     metric: Metric,
 ) -> Option<Row> {
-    if let Some(row) = analysis.row(stage, arm, against, workload.name, metric) {
+    if let Some(row) = analysis.row(stage, arm, against, workload.name(), metric) {
         return Some(row.clone());
     }
-    if let Some(row) = analysis.row(stage, against, arm, workload.name, metric) {
+    if let Some(row) = analysis.row(stage, against, arm, workload.name(), metric) {
         return Some(turned(row));
     }
-    let paired = analysis.paired(stage, arm, against, workload.name, metric)?;
+    let paired = analysis.paired(stage, arm, against, workload.name(), metric)?;
     Some(row(analysis, (stage, arm, against), workload, metric, &paired))
 }
 

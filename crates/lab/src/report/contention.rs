@@ -7,7 +7,7 @@ use super::format;
 use crate::run::folder::Record;
 use crate::sample::{Metric, Sample, Stage, Unit};
 use crate::stats::{interval, median};
-use crate::workload::{self, Kind, Workload, two::Shape};
+use crate::workload::{self, Workload, two::Shape};
 
 /// One of two loads on an arm; medians of the rounds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -65,9 +65,9 @@ pub fn rows(run: &Record, samples: &[Sample]) -> Vec<Contention> {
     let mut list = Vec::new();
     for arm in &run.arms {
         for workload in run.plan.workloads.iter().filter_map(|name| workload::find(name)) {
-            let Kind::Two(shape) = workload.kind else { continue };
+            let Some(shape) = workload.shape() else { continue };
             let of = samples.iter().filter(|s| {
-                s.stage == arm.stage && s.arm == arm.name && s.workload == workload.name
+                s.stage == arm.stage && s.arm == arm.name && s.workload == workload.name()
             });
             let of: Vec<&Sample> = of.filter(|sample| sample.error.is_none()).collect();
             if of.is_empty() {
@@ -83,7 +83,7 @@ pub fn rows(run: &Record, samples: &[Sample]) -> Vec<Contention> {
                 list.push(Contention {
                     stage: arm.stage,
                     arm: arm.name.clone(),
-                    workload: workload.name.into(),
+                    workload: workload.name().into(),
                     load: (place.name)(shape),
                     alone: median(&all(&|sample| {
                         Some(get(sample, place.together)? / get(sample, place.times)?)
@@ -101,7 +101,7 @@ pub fn rows(run: &Record, samples: &[Sample]) -> Vec<Contention> {
 }
 
 /// A workload of a stage, for `report.md`.
-pub fn markdown(analysis: &Analysis, stage: Stage, workload: &Workload) -> String {
+pub fn markdown(analysis: &Analysis, stage: Stage, workload: &dyn Workload) -> String {
     let time = |value: Option<f64>| {
         value.map_or_else(|| "–".into(), |v| format::number(v, Unit::Nanoseconds))
     };
@@ -110,7 +110,7 @@ pub fn markdown(analysis: &Analysis, stage: Stage, workload: &Workload) -> Strin
     let lines: String = analysis
         .contention
         .iter()
-        .filter(|row| row.stage == stage && row.workload == workload.name)
+        .filter(|row| row.stage == stage && row.workload == workload.name())
         .map(|row| {
             format!(
                 "| {} | {} | {} | {} | {} | {} | {} |\n",

@@ -235,7 +235,7 @@ fn tell(analysis: &Analysis, stage: Stage, told: &Told) -> Option<Table> {
             std::iter::once(name(analysis, stage, &arm.name)).chain(values).collect()
         })
         .collect();
-    let title = workload::find(told.workload).map_or(told.workload, |workload| workload.title);
+    let title = workload::find(told.workload).map_or(told.workload, |workload| workload.title());
     let quiet = told.workload.starts_with("quiet");
     let head = |metric: &Metric| match metric {
         Metric::Keeps if !quiet => "the first keeps of what it has alone",
@@ -381,7 +381,7 @@ fn compare(
     metric: Metric,
 ) -> Option<(String, Answer)> {
     let row = analysis.answer(stage, claim.arm, claim.against, claim.workload, metric)?;
-    let title = workload::find(claim.workload).map_or(claim.workload, |workload| workload.title);
+    let title = workload::find(claim.workload).map_or(claim.workload, |workload| workload.title());
     let value = |value: Option<crate::sample::Value>| {
         value.map_or_else(|| "?".into(), |value| format::value(value, metric.unit()))
     };

@@ -49,14 +49,14 @@ pub fn curves<'a>(
     analysis: &Analysis,
     stage: Stage,
     arms: &[&'a Arm],
-    workload: &Workload,
+    workload: &dyn Workload,
 ) -> Vec<Curves<'a>> {
     let reference = reference(&analysis.run, stage).unwrap_or_default();
     let lines = |metrics: &[(f64, Metric)]| -> Vec<Line<'a>> {
         let mut lines: Vec<Line<'a>> = Vec::new();
         for arm in arms {
             let value = |metric| {
-                analysis.median(stage, &arm.name, workload.name, metric).map(|value| value.value)
+                analysis.median(stage, &arm.name, workload.name(), metric).map(|value| value.value)
             };
             let points: Vec<(f64, f64)> = metrics
                 .iter()
@@ -85,7 +85,7 @@ fn name(quantile: f64) -> String {
 }
 
 /// For `report.md`: the curves as a table, a column for each percentile that some arm has.
-pub fn markdown(analysis: &Analysis, stage: Stage, workload: &Workload) -> String {
+pub fn markdown(analysis: &Analysis, stage: Stage, workload: &dyn Workload) -> String {
     let arms: Vec<&Arm> = analysis
         .run
         .arms

@@ -11,7 +11,7 @@ use super::ranking;
 use super::{format, state_in_words};
 use crate::run::folder::State;
 use crate::stats::decision::{Decision, Sensitivity, Why};
-use crate::workload::{self, Kind};
+use crate::workload;
 
 /// More than this is three lines of most terminals; the rest is counted.
 const LONGEST: usize = 280;
@@ -162,8 +162,8 @@ fn flushes(analysis: &Analysis) -> Vec<String> {
     if !unchecked.is_empty() {
         let who = if unchecked.len() == all { "all".to_owned() } else { unchecked.join(", ") };
         let skip = analysis.run.skipped.iter().find(|skip| {
-            let kind = skip.workload.as_deref().and_then(workload::find).map(|of| of.kind);
-            kind == Some(Kind::Durability)
+            let of = skip.workload.as_deref().and_then(workload::find);
+            of.is_some_and(|workload| workload.is_check())
         });
         let why = skip.map_or_else(String::new, |skip| format!(" ({})", skip.missing.reason));
         parts.push(format!("flushes were not counted of {who}{why}: named best nowhere"));

@@ -109,8 +109,8 @@ fn stage(text: &mut String, analysis: &Analysis, view: &View<'_>) {
     text.push('\n');
     let mut told: Vec<&str> = Vec::new();
     for load in &view.loads {
-        if !told.contains(&load.workload.name) {
-            told.push(load.workload.name);
+        if !told.contains(&load.workload.name()) {
+            told.push(load.workload.name());
             let more = latency::markdown(analysis, view.stage, load.workload)
                 + &contention::markdown(analysis, view.stage, load.workload);
             if !more.is_empty() {

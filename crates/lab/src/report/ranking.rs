@@ -9,8 +9,8 @@ use crate::run::folder::Arm;
 use crate::sample::{Better, Metric, Sample, Stage, Value, twin};
 use crate::stats::decision::{Decision, Why};
 use crate::stats::median;
+use crate::workload::Workload;
 use crate::workload::durability::DURABLE;
-use crate::workload::{Kind, Workload};
 
 /// Who may be ranked with whom.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -111,7 +111,7 @@ pub fn check<'a>(analysis: &'a Analysis, arm: &Arm) -> Option<&'a Durability> {
 
 /// Whether an arm's number of a workload may be ranked: its group is durable, and the ledger does not show a cache; the arm
 /// that is slower on purpose is none to choose.
-pub fn is_ranked(analysis: &Analysis, arm: &Arm, workload: &Workload) -> bool {
+pub fn is_ranked(analysis: &Analysis, arm: &Arm, workload: &dyn Workload) -> bool {
     group(analysis, arm) == Group::Durable
         && from_cache(analysis, arm, workload).is_none()
         && !is_known_slow(arm)
@@ -123,12 +123,12 @@ pub fn is_known_slow(arm: &Arm) -> bool {
 }
 
 /// The share of what the program asked for that the device saw, where that is so little that a cache was measured.
-pub fn from_cache(analysis: &Analysis, arm: &Arm, workload: &Workload) -> Option<f64> {
+pub fn from_cache(analysis: &Analysis, arm: &Arm, workload: &dyn Workload) -> Option<f64> {
     let of = |row: &&ledger::Row| {
-        row.stage == arm.stage && row.arm == arm.name && row.workload == workload.name
+        row.stage == arm.stage && row.arm == arm.name && row.workload == workload.name()
     };
     // What it reads is in the cache by its nature; what it copied was brought to the disk within its clock.
-    if workload.kind == (Kind::FileCopy { durable: true }) {
+    if workload.reads_from_cache() {
         return None;
     }
     let row = analysis.ledger.iter().find(of)?;
@@ -148,7 +148,7 @@ pub struct Cell {
 pub fn best<'a>(
     analysis: &'a Analysis,
     stage: Stage,
-    workload: &Workload,
+    workload: &dyn Workload,
     metric: Metric,
 ) -> Option<(&'a Arm, Value)> {
     analysis
@@ -156,7 +156,7 @@ pub fn best<'a>(
         .arms
         .iter()
         .filter(|arm| arm.stage == stage && !is_twin(arm) && is_ranked(analysis, arm, workload))
-        .filter_map(|arm| Some((arm, analysis.median(stage, &arm.name, workload.name, metric)?)))
+        .filter_map(|arm| Some((arm, analysis.median(stage, &arm.name, workload.name(), metric)?)))
         .filter(|(_, value)| value.value > 0.0)
         .reduce(|a, b| {
             let better = match metric.better() {
@@ -171,11 +171,11 @@ pub fn best<'a>(
 pub fn cell(
     analysis: &Analysis,
     arm: &Arm,
-    workload: &Workload,
+    workload: &dyn Workload,
     metric: Metric,
     best: Option<Value>,
 ) -> Option<Cell> {
-    let median = analysis.median(arm.stage, &arm.name, workload.name, metric)?;
+    let median = analysis.median(arm.stage, &arm.name, workload.name(), metric)?;
     let share = best.filter(|best| !best.at_least && !median.at_least && median.value > 0.0);
     let share = share.map(|best| match metric.better() {
         Better::Higher => median.value / best.value,
@@ -198,7 +198,7 @@ pub fn answers(analysis: &Analysis) -> Vec<(Stage, Vec<String>)> {
             let lines = analysis
                 .headlines(stage)
                 .into_iter()
-                .filter(|(workload, _)| workload.kind != Kind::Durability)
+                .filter(|(workload, _)| !workload.is_check())
                 .filter_map(|(workload, metric)| answer(analysis, stage, workload, metric))
                 .collect();
             (stage, lines)
@@ -210,13 +210,13 @@ pub fn answers(analysis: &Analysis) -> Vec<(Stage, Vec<String>)> {
 fn answer(
     analysis: &Analysis,
     stage: Stage,
-    workload: &Workload,
+    workload: &dyn Workload,
     metric: Metric,
 ) -> Option<String> {
     let rows = analysis.rows.iter().filter(|row| {
         row.question.is_some()
             && row.stage == stage
-            && row.workload == workload.name
+            && row.workload == workload.name()
             && row.metric == metric
     });
     let (mut parts, mut same, mut open, mut withheld) =
@@ -253,8 +253,9 @@ fn answer(
     for (why, pairs) in withheld {
         list(format::why(why), pairs);
     }
-    (!parts.is_empty())
-        .then(|| format!("{} ({}): {}.", capital(workload.title), metric.title(), parts.join("; ")))
+    (!parts.is_empty()).then(|| {
+        format!("{} ({}): {}.", capital(workload.title()), metric.title(), parts.join("; "))
+    })
 }
 
 /// A program's name stays as it is.

@@ -5,7 +5,7 @@ use serde::Serialize;
 use super::analysis::{Analysis, Series};
 use crate::sample::{Metric, Sample, Stage};
 use crate::stats::steady::{self, DRIFT, RANGE, WINDOW};
-use crate::workload::{self, Kind};
+use crate::workload;
 
 /// A series of writes that has rounds enough to be judged.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -26,22 +26,12 @@ pub struct Steadiness {
     pub long: usize,
 }
 
-/// Whether a workload is judged: those that write at one rate for all of their time. (A snapshot's first writes are what is
+/// All series that are judged: of workloads that write at one rate for all of their time. (A snapshot's first writes are what is
 /// measured there.)
-fn is_judged(kind: Kind) -> bool {
-    match kind {
-        Kind::Fio(job) => job.write,
-        Kind::Two(shape) => shape.write,
-        Kind::DdThroughput(_) | Kind::DdLatency(_) => true,
-        _ => false,
-    }
-}
-
-/// All series that are judged.
 pub fn rows(series: &[Series], samples: &[Sample]) -> Vec<Steadiness> {
     let judged = |one: &&Series| {
-        let of = workload::find(&one.workload).filter(|w| is_judged(w.kind));
-        of.is_some_and(|w| w.headline.first() == Some(&one.metric))
+        let of = workload::find(&one.workload).filter(|w| w.writes_steadily());
+        of.is_some_and(|w| w.headline().first() == Some(&one.metric))
     };
     series
         .iter()

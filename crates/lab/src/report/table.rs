@@ -43,18 +43,19 @@ pub fn render(analysis: &Analysis, colour: bool, width: Option<u16>) -> String {
                 header.iter().map(|title| Cell::new(title).add_attribute(Attribute::Bold)),
             );
             for arm in &arms {
-                let Some(series) = analysis.find(stage, &arm.name, workload.name, metric) else {
-                    if analysis.failure(stage, &arm.name, workload.name).is_some() {
+                let Some(series) = analysis.find(stage, &arm.name, workload.name(), metric) else {
+                    if analysis.failure(stage, &arm.name, workload.name()).is_some() {
                         let cells = [arm.name.as_str(), "–", "", "", "failed: see below"];
                         table.add_row(cells.map(Cell::new));
                     }
                     continue;
                 };
-                let row = analysis.row(stage, &arm.name, reference, workload.name, metric);
+                let row = analysis.row(stage, &arm.name, reference, workload.name(), metric);
                 let median = series
                     .median
                     .map_or_else(String::new, |median| format::value(median, metric.unit()));
-                let moving = steady::is_unsteady(analysis, stage, &arm.name, workload.name, metric);
+                let moving =
+                    steady::is_unsteady(analysis, stage, &arm.name, workload.name(), metric);
                 let median = if moving { format!("{median}, not steady") } else { median };
                 let mut cells = vec![Cell::new(&arm.name), right(median)];
                 match row {
@@ -68,7 +69,7 @@ pub fn render(analysis: &Analysis, colour: bool, width: Option<u16>) -> String {
                     None => cells.extend([right("–".into()), Cell::new(""), Cell::new("")]),
                 }
                 for (_, of) in &columns {
-                    let value = analysis.median(stage, &arm.name, workload.name, *of);
+                    let value = analysis.median(stage, &arm.name, workload.name(), *of);
                     cells.push(right(
                         value.map_or_else(|| "–".into(), |value| format::value(value, of.unit())),
                     ));
@@ -87,8 +88,8 @@ pub fn render(analysis: &Analysis, colour: bool, width: Option<u16>) -> String {
     text
 }
 
-fn heading(analysis: &Analysis, stage: Stage, workload: &Workload, metric: Metric) -> String {
-    let floor = match analysis.floor(stage, workload.name, metric) {
+fn heading(analysis: &Analysis, stage: Stage, workload: &dyn Workload, metric: Metric) -> String {
+    let floor = match analysis.floor(stage, workload.name(), metric) {
         Some(floor) => {
             let doubt = if floor.holds {
                 ""
@@ -100,18 +101,19 @@ fn heading(analysis: &Analysis, stage: Stage, workload: &Workload, metric: Metri
         None => String::new(),
     };
     // Said once for a workload with several headline metrics.
-    let first = workload.headline.first() == Some(&metric);
-    let of_this = |(of, name, _): &&(Stage, String, String)| *of == stage && name == workload.name;
+    let first = workload.headline().first() == Some(&metric);
+    let of_this =
+        |(of, name, _): &&(Stage, String, String)| *of == stage && name == workload.name();
     let note = analysis.notes.iter().find(of_this).filter(|_| first);
     let note = note.map_or_else(String::new, |(_, _, note)| format!("\n  {note}"));
-    format!("{stage}: {}, {}{floor}{note}", workload.title, metric.title())
+    format!("{stage}: {}, {}{floor}{note}", workload.title(), metric.title())
 }
 
 /// Latency and cost columns that some arm of this workload has.
 pub fn columns(
     analysis: &Analysis,
     stage: Stage,
-    workload: &Workload,
+    workload: &dyn Workload,
 ) -> Vec<(&'static str, Metric)> {
     [
         ("p50", Metric::P50),
@@ -137,7 +139,7 @@ pub fn columns(
         analysis
             .series
             .iter()
-            .any(|s| s.stage == stage && s.workload == workload.name && s.metric == *metric)
+            .any(|s| s.stage == stage && s.workload == workload.name() && s.metric == *metric)
     })
     .collect()
 }

@@ -174,7 +174,7 @@ fn name(analysis: &Analysis, row: &Row, arm: &str) -> String {
 
 fn sentence(analysis: &Analysis, row: &Row) -> Option<String> {
     let title =
-        workload::find(&row.workload).map_or(row.workload.as_str(), |workload| workload.title);
+        workload::find(&row.workload).map_or(row.workload.as_str(), |workload| workload.title());
     let what = format!("{title} ({}, {})", row.metric.title(), row.stage);
     let interval = format::decision(row);
     let (ours, theirs) = (name(analysis, row, &row.arm), name(analysis, row, &row.against));

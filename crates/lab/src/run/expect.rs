@@ -5,7 +5,7 @@ use crate::backend::Image;
 use crate::plan::Plan;
 use crate::sample::Stage;
 use crate::stage::{guest, xen};
-use crate::workload::{Kind, Workload, bonnie, dd, rated};
+use crate::workload::{Client, Workload, rated};
 
 /// Bytes a second at which disks are written, synced and converted.
 const WRITING: f64 = 250e6;
@@ -18,48 +18,21 @@ const TRANSLATED: f64 = 1.7;
 const NESTED: f64 = 4.0;
 
 /// Seconds that a workload is expected to take on a stage.
-pub fn seconds(plan: &Plan, stage: Stage, workload: &Workload) -> f64 {
-    let measured = plan.seconds + plan.ramp;
-    // What a disk larger than a GiB does not make longer.
-    let gib = plan.size.min(1 << 30) as f64 / (1u64 << 30) as f64;
-    let work = match workload.kind {
+pub fn seconds(plan: &Plan, stage: Stage, workload: &dyn Workload) -> f64 {
+    let work = workload.seconds(&plan.settings(0));
+    match (workload.client(), stage) {
+        // They wait for a common moment.
+        (Client::Two, Stage::TwoGuests) => work + 6.0,
+        (Client::Two, Stage::TwoVms) => work + 14.0,
+        (Client::Two, Stage::Xen) => work + 22.0,
+        (Client::Two, _) => work + 1.5,
+        (Client::TwoFiles, Stage::TwoGuests) => work + 3.0,
+        (Client::TwoFiles, _) => work * TRANSLATED + 12.0,
         // Its own time is as long on a translated processor, and its start takes little.
-        Kind::Fio(_) | Kind::Rated(_) if stage == Stage::Vm => return measured + 0.3,
-        Kind::Fio(_) | Kind::Rated(_) => measured + 0.3,
-        Kind::FioFile(_) => 10.0,
-        Kind::DdThroughput(_) => 0.1 + 2.0 * gib,
-        Kind::DdLatency(dd::Flag::Direct) => 0.3,
-        Kind::DdLatency(dd::Flag::Dsync) => 1.5,
-        Kind::Bonnie(bonnie::Mode::Whole) => 15.0 + 60.0 * gib,
-        Kind::Bonnie(_) => 4.0 + 25.0 * gib,
-        Kind::BonnieRuns => 5.0 * (2.0 + 15.0 * gib),
-        Kind::FileCopy { .. } => 3.0 * (plan.seconds + 2.0 * plan.seconds.min(2.0)),
-        Kind::Archive => 2.0 + 20.0 * gib,
-        Kind::Durability => 1.5,
-        Kind::Start => 1.0 + 1.3 * plan.size as f64 / 100e6,
-        Kind::SnapshotLife => 1.0 + 10.0 * gib,
-        // Each alone and both, longer where a percentile needs it; two guests wait for a common moment.
-        // Each alone, and both in the time that both alone take.
-        Kind::TwoBonnie => {
-            let one = 4.0 + 25.0 * gib;
-            let translated = if stage == Stage::TwoGuests { 1.0 } else { TRANSLATED };
-            return 2.5 * one * translated + if stage == Stage::TwoGuests { 3.0 } else { 12.0 };
-        }
-        Kind::Two(shape) => {
-            let longer = if shape.quiet { 3.0 } else { 1.0 };
-            let waits = match stage {
-                Stage::TwoGuests => 6.0,
-                Stage::TwoVms => 14.0,
-                Stage::Xen => 22.0,
-                _ => 1.5,
-            };
-            return 3.0 * measured + longer + waits;
-        }
-    };
-    match stage {
+        (_, Stage::Vm) if workload.job().is_some() || workload.is_rated() => work,
         // Each system call that blocks passes two schedulers that are translated.
-        Stage::Xen if workload.kind.on_file_system() => work * NESTED,
-        Stage::Vm | Stage::Xen => work * TRANSLATED,
+        (Client::Files, Stage::Xen) => work * NESTED,
+        (_, Stage::Vm | Stage::Xen) => work * TRANSLATED,
         _ => work,
     }
 }
@@ -68,7 +41,7 @@ pub fn seconds(plan: &Plan, stage: Stage, workload: &Workload) -> f64 {
 fn renewing(stage: Stage, arm: &Running) -> f64 {
     let overlay = matches!(arm.entry.backend.image(), Image::Overlay(_));
     let snapshot = arm.entry.backend.inner().is_snapshot();
-    let (loads, writing) = (arm.rounds().count(), arm.rounds().filter(|w| w.kind.writes()).count());
+    let (loads, writing) = (arm.rounds().count(), arm.rounds().filter(|w| w.writes()).count());
     match stage {
         Stage::Xen => XEN_TURN * xen::renewals(arm) as f64,
         // Before each of the two alone, and before both: two servers, or two tables of device-mapper.
@@ -95,7 +68,7 @@ fn rating(stage: Stage, arms: &[Running]) -> f64 {
 /// Seconds of all that are spent in samples, as [`seconds`] says.
 pub fn samples(plan: &Plan, arms: &[(Stage, Vec<Running>)]) -> f64 {
     let of = |(stage, arms): &(Stage, Vec<Running>)| {
-        let of = |workload: &Workload| seconds(plan, *stage, workload);
+        let of = |workload: &dyn Workload| seconds(plan, *stage, workload);
         let loads: f64 = arms.iter().flat_map(Running::rounds).map(of).sum();
         let checks: f64 = checks(arms).map(of).sum();
         checks + loads * f64::from(plan.rounds)
@@ -104,18 +77,16 @@ pub fn samples(plan: &Plan, arms: &[(Stage, Vec<Running>)]) -> f64 {
 }
 
 /// Whose flushes are counted: those of the twin are its original's.
-fn checks(arms: &[Running]) -> impl Iterator<Item = &'static Workload> {
+fn checks(arms: &[Running]) -> impl Iterator<Item = &'static dyn Workload> {
     let checked = arms.iter().filter(|arm| arm.name == arm.entry.name);
-    checked
-        .flat_map(|arm| arm.workloads.iter().copied())
-        .filter(|workload| workload.kind == Kind::Durability)
+    checked.flat_map(|arm| arm.workloads.iter().copied()).filter(|workload| workload.is_check())
 }
 
 /// Seconds that a whole plan is expected to take.
 pub fn expected(plan: &Plan, arms: &[(Stage, Vec<Running>)]) -> f64 {
     let rounds = f64::from(plan.rounds);
     let stages = arms.iter().filter(|(_, arms)| !arms.is_empty()).map(|(stage, arms)| {
-        let of = |workload: &Workload| seconds(plan, *stage, workload);
+        let of = |workload: &dyn Workload| seconds(plan, *stage, workload);
         // In a guest of their own.
         let boots = checks(arms).next().is_some() && stage.boots_each_round();
         let loads: f64 = arms.iter().flat_map(Running::rounds).map(of).sum();

@@ -27,7 +27,7 @@ use crate::process::Server;
 use crate::sample::{Metric, Sample, Stage, twin};
 use crate::stage::{self, durable, guest, host, two, two_guests, xen};
 use crate::stop::Stop;
-use crate::workload::{self, Kind, Measured, Settings, Workload};
+use crate::workload::{self, Measured, Settings, Workload};
 use expect::seconds;
 pub use expect::{expected, in_words};
 use folder::{Arm, Folder, Record, Skip, State, Written};
@@ -49,18 +49,18 @@ pub struct Running {
     /// The backend.
     pub entry: &'static Entry,
     /// The workloads that fit it.
-    pub workloads: Vec<&'static Workload>,
+    pub workloads: Vec<&'static dyn Workload>,
 }
 
 impl Running {
     /// The workloads of each round; the durability check is made once, before.
-    pub fn rounds(&self) -> impl Iterator<Item = &'static Workload> + '_ {
-        self.workloads.iter().copied().filter(|workload| workload.kind != Kind::Durability)
+    pub fn rounds(&self) -> impl Iterator<Item = &'static dyn Workload> + '_ {
+        self.workloads.iter().copied().filter(|workload| !workload.is_check())
     }
 
     /// Whether it gets a rated load, whose rate depends on what all carry.
     pub fn is_rated(&self) -> bool {
-        self.workloads.iter().any(|workload| workload.kind.is_rated())
+        self.workloads.iter().any(|workload| workload.is_rated())
     }
 }
 
@@ -232,19 +232,20 @@ pub fn matrix(plan: &Plan, env: &Env) -> (Vec<(Stage, Vec<Running>)>, Vec<Skip>)
             }
             let mut workloads = Vec::new();
             for workload in plan.workloads() {
-                if !workload.kind.runs_on(stage) {
+                if !workload.runs_on(stage) {
                     continue;
                 }
-                if !plan.runs(stage, workload.name, entry.name) {
-                    let some = plan.only.get(workload.name).map(|some| some.join(", "));
+                if !plan.runs(stage, workload.name(), entry.name) {
+                    let some = plan.only.get(workload.name()).map(|some| some.join(", "));
                     let reason = format!("the plan runs it on {} only", some.unwrap_or_default());
-                    let remedy = format!("--workloads {}, or a plan without `only`", workload.name);
-                    skipped.push(skip(Some(workload.name), Missing::new(reason, remedy)));
+                    let remedy =
+                        format!("--workloads {}, or a plan without `only`", workload.name());
+                    skipped.push(skip(Some(workload.name()), Missing::new(reason, remedy)));
                     continue;
                 }
                 let refused = entry.backend.refuses(workload);
                 match refused.or_else(|| stage::missing_workload(stage, entry, workload, env)) {
-                    Some(missing) => skipped.push(skip(Some(workload.name), missing)),
+                    Some(missing) => skipped.push(skip(Some(workload.name()), missing)),
                     None => workloads.push(workload),
                 }
             }
@@ -365,7 +366,7 @@ impl Runner<'_> {
             self.plan.rounds,
             place.stage,
             place.arm.name,
-            place.workload.title
+            place.workload.title()
         ));
         let began_ms =
             SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis());
@@ -373,7 +374,9 @@ impl Runner<'_> {
             servers: server.map(Server::pid).into_iter().collect(),
             clients: client.into_iter().collect(),
         };
-        let watch = matches!(place.workload.kind, Kind::Rated(_))
+        let watch = place
+            .workload
+            .is_rated()
             .then(|| Watch::start(server.map(Server::pid), client, self.device.as_deref()));
         let mark = Mark::new(&who, self.device.as_deref());
         let clock = Instant::now();
@@ -437,10 +440,10 @@ impl Runner<'_> {
         self.full(error).map_or(Ok(()), Err)
     }
 
-    fn keep(&mut self, sample: &Sample, workload: &Workload) -> Result<()> {
-        let rate = workload.headline.first().and_then(|metric| sample.metrics.get(metric));
-        if let (Some(rate), Some(known)) = (rate, workload::find(workload.name)) {
-            self.slices.note(known.name, &sample.arm, sample.round, rate.value);
+    fn keep(&mut self, sample: &Sample, workload: &dyn Workload) -> Result<()> {
+        let rate = workload.headline().first().and_then(|metric| sample.metrics.get(metric));
+        if let (Some(rate), Some(known)) = (rate, workload::find(workload.name())) {
+            self.slices.note(known.name(), &sample.arm, sample.round, rate.value);
         }
         match &sample.error {
             Some(error) => {
@@ -562,7 +565,7 @@ pub struct Place<'a> {
     /// On which arm.
     pub arm: &'a Running,
     /// With which workload.
-    pub workload: &'a Workload,
+    pub workload: &'a dyn Workload,
     /// In which round.
     pub round: u32,
     /// The arm's place in the round.
@@ -574,7 +577,7 @@ impl Place<'_> {
         Sample {
             stage: self.stage,
             arm: self.arm.name.clone(),
-            workload: self.workload.name.into(),
+            workload: self.workload.name().into(),
             round: self.round,
             position: self.position,
             boot,

@@ -9,7 +9,7 @@ use crate::cli::CompareArgs;
 use crate::error::{Error, Result};
 use crate::plan::Plan;
 use crate::sample::{Sample, Stage};
-use crate::workload::{self, Kind};
+use crate::workload;
 
 /// The plan of `run`, of which only what has no sample there is left. `--dir`, `--within` and `--boot-limit` are those of now.
 pub fn plan(args: &CompareArgs, run: &Path) -> Result<Plan> {
@@ -54,7 +54,7 @@ pub fn loads(samples: &[Sample]) -> BTreeSet<(Stage, &str)> {
 
 /// Whether it is of the durability check, which every run makes.
 pub fn is_check(sample: &Sample) -> bool {
-    workload::find(&sample.workload).is_some_and(|load| load.kind == Kind::Durability)
+    workload::find(&sample.workload).is_some_and(|load| load.is_check())
 }
 
 /// Take out what is measured already, and the arms that have nothing else.
@@ -65,7 +65,7 @@ pub fn narrow(plan: &Plan, arms: &mut [(Stage, Vec<Running>)]) {
     for (stage, arms) in arms {
         let is_measured =
             |name: &str| plan.measured.iter().any(|(of, load)| of == stage && load == name);
-        arms.iter_mut().for_each(|arm| arm.workloads.retain(|load| !is_measured(load.name)));
+        arms.iter_mut().for_each(|arm| arm.workloads.retain(|load| !is_measured(load.name())));
         arms.retain(|arm| arm.rounds().next().is_some());
     }
 }
@@ -95,7 +95,7 @@ mod tests {
             arms.iter()
                 .flat_map(|(_, arms)| arms)
                 .flat_map(Running::rounds)
-                .map(|w| w.name)
+                .map(|w| w.name())
                 .collect()
         };
         assert!(names(&all).contains(&"randread-4k-qd1"));

@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use super::Running;
 use crate::plan::Plan;
-use crate::workload::Kind;
 
 /// The first rounds are measured as the plan says, and looked at; then the parts stay.
 const PILOT: u32 = 4;
@@ -58,10 +57,10 @@ impl Slices {
     ) -> Vec<(&'static str, Duration)> {
         let mut loads: Vec<Load> = Vec::new();
         for workload in arms.iter().flat_map(|arm| arm.rounds()) {
-            match loads.iter_mut().find(|load| load.name == workload.name) {
+            match loads.iter_mut().find(|load| load.name == workload.name()) {
                 Some(load) => load.arms += 1,
-                None if matches!(workload.kind, Kind::Fio(_)) => {
-                    loads.push(Load { name: workload.name, arms: 1 });
+                None if workload.job().is_some() => {
+                    loads.push(Load { name: workload.name(), arms: 1 });
                 }
                 None => {}
             }

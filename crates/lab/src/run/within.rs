@@ -6,17 +6,17 @@ use super::folder::Skip;
 use crate::env::Missing;
 use crate::plan::Plan;
 use crate::sample::Stage;
-use crate::workload::{Kind, Workload};
+use crate::workload::Workload;
 
 /// Leave out one load of a stage after the other, that which takes longest first, until the rest is expected to take no longer
 /// than the plan allows; gives what was left out. The durability check stays.
-pub fn fit(plan: &Plan, arms: &mut [(Stage, Vec<Running>)]) -> Vec<(Stage, &'static Workload)> {
+pub fn fit(plan: &Plan, arms: &mut [(Stage, Vec<Running>)]) -> Vec<(Stage, &'static dyn Workload)> {
     let mut left_out = Vec::new();
     let Some(most) = plan.within else { return left_out };
     while expected(plan, arms) > most {
         let Some((stage, load)) = longest(plan, arms) else { break };
         for (_, arms) in arms.iter_mut().filter(|(of, _)| *of == stage) {
-            arms.iter_mut().for_each(|arm| arm.workloads.retain(|one| one.name != load.name));
+            arms.iter_mut().for_each(|arm| arm.workloads.retain(|one| one.name() != load.name()));
             // Where nothing but its flushes would be looked at it is not there for anything.
             arms.retain(|arm| arm.rounds().next().is_some());
         }
@@ -26,11 +26,11 @@ pub fn fit(plan: &Plan, arms: &mut [(Stage, Vec<Running>)]) -> Vec<(Stage, &'sta
 }
 
 /// The load that takes longest, all its arms together.
-fn longest(plan: &Plan, arms: &[(Stage, Vec<Running>)]) -> Option<(Stage, &'static Workload)> {
-    let mut loads: Vec<(f64, Stage, &'static Workload)> = Vec::new();
+fn longest(plan: &Plan, arms: &[(Stage, Vec<Running>)]) -> Option<(Stage, &'static dyn Workload)> {
+    let mut loads: Vec<(f64, Stage, &'static dyn Workload)> = Vec::new();
     for (stage, arms) in arms {
-        for load in plan.workloads().into_iter().filter(|load| load.kind != Kind::Durability) {
-            let runs = |arm: &&Running| arm.workloads.iter().any(|one| one.name == load.name);
+        for load in plan.workloads().into_iter().filter(|load| !load.is_check()) {
+            let runs = |arm: &&Running| arm.workloads.iter().any(|one| one.name() == load.name());
             let count = arms.iter().filter(runs).count();
             if count > 0 {
                 loads.push((count as f64 * seconds(plan, *stage, load), *stage, load));
@@ -44,19 +44,19 @@ fn longest(plan: &Plan, arms: &[(Stage, Vec<Running>)]) -> Option<(Stage, &'stat
 /// What was left out, by its arms, for the record.
 pub fn skips(
     before: &[(Stage, Vec<Running>)],
-    left_out: &[(Stage, &'static Workload)],
+    left_out: &[(Stage, &'static dyn Workload)],
     most: f64,
 ) -> Vec<Skip> {
     let mut skips = Vec::new();
     for (stage, arms) in before {
         for arm in arms.iter().filter(|arm| arm.name == arm.entry.name) {
             let out = left_out.iter().filter(|(of, load)| {
-                of == stage && arm.workloads.iter().any(|one| one.name == load.name)
+                of == stage && arm.workloads.iter().any(|one| one.name() == load.name())
             });
             skips.extend(out.map(|(_, load)| Skip {
                 stage: *stage,
                 backend: arm.entry.name.into(),
-                workload: Some(load.name.into()),
+                workload: Some(load.name().into()),
                 missing: Missing::new(
                     format!("it was left out to stay within {:.0} minutes", most / 60.0),
                     "a longer --within".to_owned(),
@@ -68,9 +68,9 @@ pub fn skips(
 }
 
 /// The same for a reader.
-pub fn in_words(left_out: &[(Stage, &'static Workload)]) -> String {
+pub fn in_words(left_out: &[(Stage, &'static dyn Workload)]) -> String {
     let names: Vec<String> =
-        left_out.iter().map(|(stage, load)| format!("{} ({stage})", load.name)).collect();
+        left_out.iter().map(|(stage, load)| format!("{} ({stage})", load.name())).collect();
     format!("left out to stay within the time: {}", names.join(", "))
 }
 
@@ -106,7 +106,7 @@ mod tests {
         let mut arms = all.clone();
         let out = fit(&some, &mut arms);
         assert!(expected(&some, &arms) <= 600.0);
-        assert_eq!(out.first().map(|(_, load)| load.name), Some("bonnie-direct"));
+        assert_eq!(out.first().map(|(_, load)| load.name()), Some("bonnie-direct"));
         assert!(in_words(&out).contains("bonnie-direct (host)"));
         let skipped = skips(&all, &out, 600.0);
         assert_eq!(skipped.len(), out.len(), "the twin is no backend of its own");

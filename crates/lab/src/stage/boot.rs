@@ -32,7 +32,7 @@ pub struct Attached<'a> {
     /// Its server.
     pub served: Served,
     /// What is run on this disk of it.
-    pub workloads: Vec<&'static Workload>,
+    pub workloads: Vec<&'static dyn Workload>,
     /// Its place in the round.
     pub position: u32,
     /// Its disk's file.

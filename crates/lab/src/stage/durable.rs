@@ -8,11 +8,10 @@ use std::time::Duration;
 
 use super::boot;
 use super::guest;
-use super::host::Mounted;
+use super::here::Mounted;
 use super::inside::{Shell, line};
 use crate::backend::volume::BESIDE;
 use crate::backend::{Access, Image, Inner};
-use crate::env::{Env, Missing};
 use crate::error::{Error, Result};
 use crate::process;
 use crate::run::meter;
@@ -20,11 +19,11 @@ use crate::run::{Place, Runner, Running};
 use crate::sample::Stage;
 use crate::stop::Stop;
 use crate::workload::fio::Target;
-use crate::workload::{self, Kind, Measured, Workload, durability};
+use crate::workload::{self, Measured, Workload, durability};
 
 /// Whether an arm is checked: the twin's flushes are its original's.
 fn is_checked(arm: &Running) -> bool {
-    arm.name == arm.entry.name && arm.workloads.iter().any(|w| w.kind == Kind::Durability)
+    arm.name == arm.entry.name && arm.workloads.iter().any(|w| w.is_check())
 }
 
 /// Bytes of the ext4 for those of these arms that are checked. It is gone before any other disk is made.
@@ -42,13 +41,6 @@ pub fn room(arms: &[Running]) -> u64 {
     };
     let checked: Vec<u64> = arms.iter().filter(|arm| is_checked(arm)).map(of).collect();
     if checked.is_empty() { 0 } else { (64 << 20) + checked.iter().sum::<u64>() }
-}
-
-/// Why flushes cannot be counted here.
-pub fn missing(env: &Env) -> Option<Missing> {
-    env.loop_devices()
-        .or_else(|| env.program("mkfs.ext4", "e2fsprogs"))
-        .or_else(|| env.program("fio", "fio"))
 }
 
 /// A loop device with an ext4, and the statistics of it.
@@ -139,7 +131,7 @@ fn disk(runner: &Runner<'_>, probe: &Probe, arm: &Running, at: usize) -> Result<
     Ok(image)
 }
 
-fn place<'a>(stage: Stage, arm: &'a Running, workload: &'a Workload, at: usize) -> Place<'a> {
+fn place<'a>(stage: Stage, arm: &'a Running, workload: &'a dyn Workload, at: usize) -> Place<'a> {
     Place { stage, arm, workload, round: 0, position: u32::try_from(at).unwrap_or(0) }
 }
 
@@ -148,7 +140,7 @@ fn host(
     stage: Stage,
     probe: &Probe,
     arms: &[&Running],
-    workload: &Workload,
+    workload: &dyn Workload,
 ) -> Result<()> {
     for (at, arm) in arms.iter().enumerate() {
         let served = disk(runner, probe, arm, at).and_then(|disk| runner.start(stage, arm, &disk));
@@ -196,10 +188,10 @@ fn inside(
     stage: Stage,
     probe: &Probe,
     arms: &[&Running],
-    workload: &Workload,
+    workload: &dyn Workload,
 ) -> Result<()> {
     let mut attached = Vec::new();
-    let checked: Vec<&'static Workload> = workload::find(workload.name).into_iter().collect();
+    let checked: Vec<&'static dyn Workload> = workload::find(workload.name()).into_iter().collect();
     for (at, arm) in arms.iter().enumerate() {
         let started = disk(runner, probe, arm, at).and_then(|disk| {
             let served = runner.start(stage, arm, &disk)?;

@@ -20,7 +20,7 @@ use crate::run::scratch::settle;
 use crate::run::{Place, Runner, Running};
 use crate::sample::Stage;
 use crate::stop::Stop;
-use crate::workload::{Kind, Settings, Workload, fio, rated};
+use crate::workload::{Client, Settings, Workload, fio, rated};
 
 /// How long a guest may take to write back and switch off.
 const OFF: Duration = Duration::from_secs(30);
@@ -41,12 +41,12 @@ pub fn room(size: u64, arm: &Running) -> u64 {
 
 /// The workloads of an arm by the disk that they share. Each that writes to an overlay has a fresh one, as a snapshot of
 /// device-mapper's is taken anew before each; in the first round there is one more for finding out what the arm carries.
-pub fn parts(arm: &Running, round: u32) -> Vec<Vec<&'static Workload>> {
+pub fn parts(arm: &Running, round: u32) -> Vec<Vec<&'static dyn Workload>> {
     let all = arm.rounds().collect::<Vec<_>>();
     if !is_overlay(arm) {
         return vec![all];
     }
-    let (writes, reads): (Vec<_>, Vec<_>) = all.into_iter().partition(|w| w.kind.writes());
+    let (writes, reads): (Vec<_>, Vec<_>) = all.into_iter().partition(|w| w.writes());
     let reads = Some(reads).filter(|reads| !reads.is_empty());
     let spare = (round == 0 && arm.is_rated()).then(Vec::new);
     reads.into_iter().chain(writes.into_iter().map(|one| vec![one])).chain(spare).collect()
@@ -62,17 +62,12 @@ fn is_overlay(arm: &Running) -> bool {
 }
 
 /// Why a workload cannot run in the guest.
-pub fn missing_workload(workload: &Workload, env: &Env) -> Option<Missing> {
-    match workload.kind {
-        Kind::Fio(_) | Kind::FioFile(_) | Kind::Rated(_) => env.program("fio", "fio"),
-        Kind::DdThroughput(_) | Kind::DdLatency(_) => env.program("dd", "coreutils"),
-        Kind::Bonnie(_) | Kind::BonnieRuns => {
-            env.program("bonnie++", "bonnie++").or_else(|| env.program("mkfs.ext4", "e2fsprogs"))
-        }
-        Kind::FileCopy { .. } | Kind::Archive => env.program("mkfs.ext4", "e2fsprogs"),
-        Kind::Durability | Kind::SnapshotLife | Kind::Two(_) | Kind::TwoBonnie | Kind::Start => {
-            None
-        }
+pub fn missing_workload(workload: &dyn Workload, env: &Env) -> Option<Missing> {
+    match workload.client() {
+        Client::Job | Client::Fio => env.program("fio", "fio"),
+        Client::Dd => env.program("dd", "coreutils"),
+        Client::Files => env.program("mkfs.ext4", "e2fsprogs"),
+        Client::Script | Client::Two | Client::TwoFiles | Client::Flushes | Client::Start => None,
     }
 }
 
@@ -132,12 +127,12 @@ impl Guest {
         // Load by load: what is compared in one is measured side by side, so that a machine that is slow for a while is slow
         // for all.
         for workload in runner.plan.workloads() {
-            let time = times.iter().find(|(name, _)| *name == workload.name);
+            let time = times.iter().find(|(name, _)| *name == workload.name());
             let run = time.map_or(settings.run, |(_, time)| *time);
             let settings = Settings { run, ..settings.clone() };
             let of_load = attached
                 .iter_mut()
-                .filter(|one| one.workloads.iter().any(|known| known.name == workload.name));
+                .filter(|one| one.workloads.iter().any(|known| known.name() == workload.name()));
             for one in of_load {
                 let device = match &one.device {
                     Ok(device) => device.clone(),
@@ -281,7 +276,7 @@ pub struct Part {
     /// Its number, from 1.
     pub nth: u32,
     /// What is run on it.
-    pub workloads: Vec<&'static Workload>,
+    pub workloads: Vec<&'static dyn Workload>,
 }
 
 /// Starts an arm's server on its disk (an overlay is made anew first). `None` when that failed, which is recorded.

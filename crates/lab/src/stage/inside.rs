@@ -1,9 +1,10 @@
 //! Workloads inside a guest: scripts for its shell, and what they print.
 
+use std::cell::RefCell;
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use ringtap_guest::{Guest as Machine, standby};
+use ringtap_guest::{Guest, standby};
 
 use crate::error::{Error, Result};
 use crate::process;
@@ -11,11 +12,9 @@ use crate::run::scratch::settle;
 use crate::run::{Mark, meter};
 use crate::sample::Layer;
 use crate::stop::Stop;
-use crate::workload::fio::Target;
-use crate::workload::{
-    Kind, Measured, Settings, Workload, archive, bonnie, dd, filecopy, fio, fiofile, rated,
-    snapshot,
-};
+use crate::workload::fio::{Job, Target};
+use crate::workload::machine::{Files, Logged, Machine, Tool};
+use crate::workload::{Measured, Settings, Workload, fio, rated};
 
 /// Where a file system is mounted in the guest.
 pub const PLACE: &str = "/mnt/disk";
@@ -26,7 +25,7 @@ const CLOCK_TRIES: u32 = 3;
 /// Runs scripts in the guest and looks out for the wish to end.
 pub struct Shell<'a> {
     /// The guest.
-    pub machine: &'a Machine,
+    pub machine: &'a Guest,
     /// The wish.
     pub stop: &'a Stop,
     /// Lines before each script.
@@ -35,7 +34,7 @@ pub struct Shell<'a> {
 
 impl<'a> Shell<'a> {
     /// A shell in that guest.
-    pub fn new(machine: &'a Machine, stop: &'a Stop) -> Shell<'a> {
+    pub fn new(machine: &'a Guest, stop: &'a Stop) -> Shell<'a> {
         Shell { machine, stop, first: "" }
     }
 
@@ -119,24 +118,14 @@ pub struct Place<'a> {
 }
 
 /// Runs one workload on a block device of the guest.
-pub fn measure(workload: &Workload, settings: &Settings, place: &Place<'_>) -> Result<Measured> {
-    let target = Target::Path(place.device.into());
-    match workload.kind {
-        Kind::BonnieRuns => bonnie_runs(settings, place),
-        Kind::Bonnie(mode) => {
-            let shape = bonnie::shape(settings.size, mode);
-            let command = line("bonnie++", &bonnie::args(PLACE, shape));
-            let (output, disk) = on_file_system(place, &command)?;
-            Ok(Measured { disk, ..bonnie::parse(&output.stdout, shape, place.memory)? })
-        }
-        Kind::FileCopy { durable } => {
-            let words = filecopy::args(PLACE, durable, settings);
-            let (output, disk) = on_file_system(place, &tool(place, &words))?;
-            Ok(Measured { disk, ..filecopy::parse(&output.stdout, durable)? })
-        }
-        Kind::Archive => archive_run(settings, place),
-        kind => run(kind, workload.name, &target, settings, place),
-    }
+pub fn measure(
+    workload: &dyn Workload,
+    settings: &Settings,
+    place: &Place<'_>,
+) -> Result<Measured> {
+    let inside = Inside { place, settings, passed: RefCell::default() };
+    let measured = workload.run(&inside)?;
+    Ok(Measured { disk: inside.passed.take(), ..measured })
 }
 
 /// What passed the disk since its statistics said `before`.
@@ -179,87 +168,150 @@ pub fn fio_line(words: &[String]) -> String {
     standby::call(&line("fio", words))
 }
 
-fn run(
-    kind: Kind,
-    name: &str,
-    target: &Target,
-    settings: &Settings,
-    place: &Place<'_>,
-) -> Result<Measured> {
-    let (shell, device) = (place.shell, place.device);
-    // A disk that is emulated on a translated processor, beside other work, may need a fifth of a second for a write.
-    let patience = if shell.machine.accelerator() == "tcg" { 480 } else { 120 };
-    let limit = Duration::from_secs(patience) + 3 * (settings.run + settings.ramp);
-    let (measured, disk) = match kind {
-        Kind::Fio(job) => {
-            let mut words = fio::args(job, target, settings);
-            // User-Mode Linux runs on this machine's processor as it is.
-            words.extend(fio::clock().filter(|_| shell.machine.accelerator() == "uml"));
-            if shell.machine.accelerator() == "tcg" {
-                words.push(fio::TRANSLATED_CLOCK.into());
-            }
-            let (output, disk) = counted(place, &fio_line(&words), limit)?;
-            (fio::parse(&output.stdout, job, settings)?, disk)
-        }
-        Kind::FioFile(path) => {
-            let text = fiofile::check(Path::new(path))?;
-            let script = format!(
-                "cat >/tmp/job.fio <<'END OF JOB'\n{}END OF JOB\nfio --output-format=json /tmp/job.fio",
-                fiofile::rewrite(&text, target, settings)
-            );
-            let (output, disk) = counted(place, &script, Duration::from_secs(3600))?;
-            (fiofile::parse(&output.stdout)?, disk)
-        }
-        Kind::Rated(percent) => {
-            let words = rated::args(target, "/tmp/rated", percent, settings);
-            let log = rated::log_file("/tmp/rated");
-            let script = format!(
-                "{} >/tmp/rated.json && cat /tmp/rated.json && echo ==== && cat {log}; rm -f /tmp/rated*",
-                fio_line(&words)
-            );
-            let ahead = shell.clock_ahead()?;
-            let (output, disk) = counted(place, &script, limit)?;
-            let behind = output.stdout.split_once("\n====\n");
-            let (json, log) = behind.ok_or_else(|| Error::Output {
-                what: "fio's log",
-                found: "nothing behind its JSON".into(),
-            })?;
-            (rated::parse(json, log, percent, settings, ahead)?, disk)
-        }
-        Kind::DdThroughput(flag) => {
-            let (block, count, note) = dd::throughput_shape(settings.size, place.memory / 4);
-            let words = dd::throughput_args(device, block, count, flag);
-            let (output, disk) = counted(place, &line("LC_ALL=C dd", &words), limit)?;
-            (dd::throughput(&output.stderr, block * count, note)?, disk)
-        }
-        Kind::DdLatency(flag) => {
-            // dd tells how far it came when it is interrupted.
-            let bounded = format!("LC_ALL=C timeout -s INT {} dd", dd::SMALL_SECONDS);
-            let script = line(&bounded, &dd::latency_args(device, flag)) + " || [ $? = 124 ]";
-            let (output, disk) = counted(place, &script, limit)?;
-            (dd::latency(&output.stderr)?, disk)
-        }
-        Kind::SnapshotLife => {
-            let script = snapshot::script(device, settings.size);
-            let (output, disk) = counted(place, &script, limit)?;
-            (snapshot::parse(&output.stdout, settings.size)?, disk)
-        }
-        _ => return Err(Error::Plan(format!("{name} is none of a guest's own workloads"))),
-    };
-    Ok(Measured { disk, ..measured })
+/// A guest, as a workload sees it.
+struct Inside<'a> {
+    place: &'a Place<'a>,
+    settings: &'a Settings,
+    /// What passed the disk.
+    passed: RefCell<Option<Layer>>,
 }
 
-/// Makes an ext4 on the device, mounts it, runs `command` and unmounts again: what was kept back for the disk then
-/// counts as well.
-fn on_file_system(place: &Place<'_>, command: &str) -> Result<(process::Output, Option<Layer>)> {
-    let limit = Duration::from_secs(900);
-    place.shell.run(&format!("set -e\n{}sync", mount(place.device)), limit)?;
-    let before = statistics(place);
-    place.mark.begin();
-    let script =
-        format!("set -e\nstatus=0\n{command} || status=$?\numount {PLACE}\nexit $status\n");
-    let output = place.shell.run(&script, limit)?;
-    Ok((output, passed(place, before)))
+impl Inside<'_> {
+    /// How long most may take: a disk that is emulated on a translated processor, beside other work, may need a fifth of a
+    /// second for a write.
+    fn limit(&self) -> Duration {
+        let patience = if self.place.shell.machine.accelerator() == "tcg" { 480 } else { 120 };
+        Duration::from_secs(patience) + 3 * (self.settings.run + self.settings.ramp)
+    }
+
+    fn counted(&self, script: &str, limit: Duration) -> Result<process::Output> {
+        let (output, disk) = counted(self.place, script, limit)?;
+        self.passed.replace(disk);
+        Ok(output)
+    }
+}
+
+impl Machine for Inside<'_> {
+    fn settings(&self) -> &Settings {
+        self.settings
+    }
+
+    fn memory(&self) -> u64 {
+        self.place.memory
+    }
+
+    fn disk(&self) -> &str {
+        self.place.device
+    }
+
+    fn target(&self) -> Target {
+        Target::Path(self.place.device.into())
+    }
+
+    fn job(&self, job: Job) -> Result<Measured> {
+        let accelerator = self.place.shell.machine.accelerator();
+        let mut words = fio::args(job, &self.target(), self.settings);
+        // User-Mode Linux runs on this machine's processor as it is.
+        words.extend(fio::clock().filter(|_| accelerator == "uml"));
+        if accelerator == "tcg" {
+            words.push(fio::TRANSLATED_CLOCK.into());
+        }
+        fio::parse(&self.counted(&fio_line(&words), self.limit())?.stdout, job, self.settings)
+    }
+
+    fn job_file(&self, text: &str) -> Result<String> {
+        let script = format!(
+            "cat >/tmp/job.fio <<'END OF JOB'\n{text}END OF JOB\nfio --output-format=json /tmp/job.fio"
+        );
+        Ok(self.counted(&script, Duration::from_secs(3600))?.stdout)
+    }
+
+    fn logged(&self, words: &dyn Fn(&str) -> Vec<String>) -> Result<Logged> {
+        let log = rated::log_file("/tmp/rated");
+        let script = format!(
+            "{} >/tmp/rated.json && cat /tmp/rated.json && echo ==== && cat {log}; rm -f /tmp/rated*",
+            fio_line(&words("/tmp/rated"))
+        );
+        let ahead_ms = self.place.shell.clock_ahead()?;
+        let said = self.counted(&script, self.limit())?.stdout;
+        let (json, log) = said.split_once("\n====\n").ok_or_else(|| Error::Output {
+            what: "fio's log",
+            found: "nothing behind its JSON".into(),
+        })?;
+        Ok(Logged { json: json.into(), log: log.into(), ahead_ms })
+    }
+
+    fn dd(&self, words: &[String], most: Option<u64>) -> Result<String> {
+        let script = match most {
+            None => line("LC_ALL=C dd", words),
+            // dd tells how far it came when it is interrupted.
+            Some(most) => {
+                line(&format!("LC_ALL=C timeout -s INT {most} dd"), words) + " || [ $? = 124 ]"
+            }
+        };
+        Ok(self.counted(&script, self.limit())?.stderr)
+    }
+
+    fn script(&self, script: &str) -> Result<String> {
+        Ok(self.counted(script, self.limit())?.stdout)
+    }
+
+    /// What was kept back for the disk counts as well.
+    fn files(&self, work: &mut dyn FnMut(&dyn Files) -> Result<Measured>) -> Result<Measured> {
+        let place = self.place;
+        place.shell.run(&format!("set -e\n{}sync", mount(place.device)), LONG)?;
+        let mounted = Mounted { place, before: RefCell::new(statistics(place)) };
+        place.mark.begin();
+        let measured = work(&mounted);
+        place.shell.run(&format!("umount {PLACE}"), LONG)?;
+        self.passed.replace(passed(place, mounted.before.take()));
+        measured
+    }
+}
+
+/// How long what works on files may take.
+const LONG: Duration = Duration::from_secs(900);
+
+/// An ext4 on the disk, mounted at [`PLACE`].
+struct Mounted<'a> {
+    place: &'a Place<'a>,
+    before: RefCell<Option<String>>,
+}
+
+impl Files for Mounted<'_> {
+    fn dir(&self) -> &str {
+        PLACE
+    }
+
+    fn run(&self, tool: Tool, words: &[String]) -> Result<String> {
+        let program = match tool {
+            Tool::Bonnie => "bonnie++".into(),
+            Tool::Own => format!("'{}'", self.place.tool.display()),
+        };
+        Ok(self.place.shell.run(&line(&program, words), LONG)?.stdout)
+    }
+
+    fn settle(&self) -> Result<()> {
+        self.place.shell.run("sync", LONG).map(drop)
+    }
+
+    /// Unmounted and mounted again, so that nothing of it is in the guest's cache; then this machine's cache as well.
+    fn cold(&self) -> Result<()> {
+        let device = self.place.device;
+        let script = format!(
+            "set -e\numount {PLACE}\nmount -t ext4 {device} {PLACE}\nsync\necho 3 >/proc/sys/vm/drop_caches\n"
+        );
+        self.place.shell.run(&script, LONG)?;
+        settle(self.place.disk)?;
+        self.before.replace(statistics(self.place));
+        self.place.mark.begin();
+        Ok(())
+    }
+
+    fn timed(&self, command: &str) -> Result<(String, f64)> {
+        let (output, elapsed) = self.place.shell.timed(command, LONG)?;
+        Ok((output.stderr, elapsed.as_secs_f64()))
+    }
 }
 
 /// Shell lines that make an ext4 on a device and mount it at [`PLACE`].
@@ -268,46 +320,6 @@ pub fn mount(device: &str) -> String {
         "mkfs.ext4 -q -F -E nodiscard,lazy_itable_init=0,lazy_journal_init=0 {device}\n\
          mkdir -p {PLACE}\nmount -t ext4 {device} {PLACE}\nchmod 777 {PLACE}\n"
     )
-}
-
-/// On one file system, so that a run writes over what the one before has had copied.
-fn bonnie_runs(settings: &Settings, place: &Place<'_>) -> Result<Measured> {
-    let limit = Duration::from_secs(900);
-    let shape = bonnie::shape(settings.size, bonnie::Mode::Direct);
-    // The files of a run are gone before the next: it is given their blocks again.
-    let command = format!("{}; sync", line("bonnie++", &bonnie::args(PLACE, shape)));
-    place.shell.run(&format!("set -e\n{}sync", mount(place.device)), limit)?;
-    let before = statistics(place);
-    place.mark.begin();
-    let measured = bonnie::runs::until_settled(|| Ok(place.shell.run(&command, limit)?.stdout));
-    place.shell.run(&format!("umount {PLACE}"), limit)?;
-    Ok(Measured { disk: passed(place, before), ..measured? })
-}
-
-fn archive_run(settings: &Settings, place: &Place<'_>) -> Result<Measured> {
-    let limit = Duration::from_secs(900);
-    let tree = archive::tree(settings.size);
-    let dir = format!("{PLACE}/tree");
-    // Unmounted and mounted again, so that nothing of it is in the guest's cache; then this machine's cache as well.
-    let script = format!(
-        "set -e\n{}{} >/dev/null\numount {PLACE}\nmount -t ext4 {} {PLACE}\nsync\necho 3 >/proc/sys/vm/drop_caches\n",
-        mount(place.device),
-        tool(place, &archive::tree_args(&dir, tree)),
-        place.device
-    );
-    place.shell.run(&script, limit)?;
-    settle(place.disk)?;
-    let before = statistics(place);
-    place.mark.begin();
-    let result = place.shell.timed(&archive::command(&dir), limit);
-    place.shell.run(&format!("umount {PLACE}"), limit)?;
-    let (output, elapsed) = result?;
-    let disk = passed(place, before);
-    Ok(Measured { disk, ..archive::parse(&output.stderr, elapsed.as_secs_f64(), tree)? })
-}
-
-fn tool(place: &Place<'_>, words: &[String]) -> String {
-    line(&format!("'{}'", place.tool.display()), words)
 }
 
 /// A command line for the guest's shell.

@@ -3,6 +3,7 @@
 mod boot;
 pub mod durable;
 pub mod guest;
+mod here;
 pub mod host;
 mod inside;
 mod start;
@@ -17,14 +18,14 @@ use crate::env::{Env, Missing};
 use crate::plan::Plan;
 use crate::run::Running;
 use crate::sample::Stage;
-use crate::workload::{Kind, Workload};
+use crate::workload::Workload;
 
 /// Bytes on the disks' file system that a stage with these arms needs.
 pub fn room(stage: Stage, plan: &Plan, arms: &[Running]) -> u64 {
     if arms.is_empty() {
         return 0;
     }
-    let files = arms.iter().any(|arm| arm.workloads.iter().any(|w| w.kind.on_file_system()));
+    let files = arms.iter().any(|arm| arm.workloads.iter().any(|w| w.on_file_system()));
     match stage {
         Stage::Host => {
             let any = |of: fn(Inner) -> bool| arms.iter().any(|arm| of(arm.entry.backend.inner()));
@@ -74,27 +75,16 @@ pub fn missing(stage: Stage, entry: &Entry, env: &Env) -> Option<Missing> {
 pub fn missing_workload(
     stage: Stage,
     entry: &Entry,
-    workload: &Workload,
+    workload: &dyn Workload,
     env: &Env,
 ) -> Option<Missing> {
     if stage == Stage::Xen {
         return xen::missing_workload(workload, env);
     }
-    let of_kind = match workload.kind {
-        Kind::FileCopy { .. } => env.tools(),
-        Kind::Archive => env
-            .tools()
-            .or_else(|| env.program("cpio", "cpio"))
-            .or_else(|| env.program("find", "findutils")),
-        Kind::Durability => durable::missing(env),
-        Kind::SnapshotLife => snapshot(entry),
-        Kind::Two(_) => env.program("fio", "fio"),
-        Kind::TwoBonnie => {
-            env.program("bonnie++", "bonnie++").or_else(|| env.program("mkfs.ext4", "e2fsprogs"))
-        }
-        _ => None,
-    };
-    of_kind.or_else(|| match stage {
+    let of_itself = workload
+        .missing(env)
+        .or_else(|| workload.of_snapshots().then(|| snapshot(entry)).flatten());
+    of_itself.or_else(|| match stage {
         Stage::Host | Stage::Remote => host::missing(entry, workload, env),
         Stage::Guest | Stage::Vm => guest::missing_workload(workload, env),
         Stage::Two => {

@@ -22,7 +22,7 @@ use crate::sample::Stage;
 use crate::stop::Stop;
 use crate::workload::fio::{Job, escape};
 use crate::workload::two::{self, Load, Shape};
-use crate::workload::{Kind, Measured, Settings, load};
+use crate::workload::{Measured, Settings, load};
 
 /// Two of `ringtap-lab load` wake a moment after each other; each has load before its measured time for at least so long.
 const RAMP: Duration = Duration::from_millis(100);
@@ -72,7 +72,7 @@ impl Two {
             }
             let settings = runner.plan.settings(round);
             for workload in arm.rounds() {
-                let Kind::Two(shape) = workload.kind else { continue };
+                let Some(shape) = workload.shape() else { continue };
                 runner.sample(place(workload), None, None, |mark| {
                     pair.check()?;
                     measure(shape, round, &mut pair, &settings, mark)

@@ -20,7 +20,7 @@ use crate::run::{Mark, Place, Runner, Running};
 use crate::sample::Stage;
 use crate::stop::Stop;
 use crate::workload::two::{self, LEAST_OVERLAP, Load, Shape};
-use crate::workload::{Kind, Measured, Settings};
+use crate::workload::{Measured, Settings};
 
 /// How long before the common start the commands are sent.
 const NOTICE: Duration = Duration::from_millis(1000);
@@ -134,7 +134,7 @@ impl TwoGuests {
         for a in &mut first {
             let Some(b) = second.iter_mut().find(|b| b.arm.name == a.arm.name) else { continue };
             for workload in a.arm.rounds() {
-                if !workload.kind.is_pair() {
+                if !workload.is_pair() {
                     continue;
                 }
                 let place = Place { stage, arm: a.arm, workload, round, position: a.position };
@@ -163,9 +163,9 @@ impl TwoGuests {
                     let devices = [x.as_str(), &y];
                     let ready = &|| Ok(());
                     let pair = Pair { machines, devices, who, ahead: ahead?, notice, ready };
-                    match workload.kind {
-                        Kind::Two(shape) => measure(shape, round, &pair, &settings, stop, mark),
-                        _ => two_bonnie::measure(round, &pair, &settings, stop),
+                    match workload.shape() {
+                        Some(shape) => measure(shape, round, &pair, &settings, stop, mark),
+                        None => two_bonnie::measure(round, &pair, &settings, stop),
                     }
                 })?;
             }

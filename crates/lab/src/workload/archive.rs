@@ -1,8 +1,10 @@
 //! Archiving, as it was published: `find TREE | cpio -o > /dev/null` over a tree of 24,000 files and 320 MB that is not
 //! in any cache. cpio and not tar: a tar that writes to /dev/null reads nothing.
 
-use super::Measured;
 use super::dd::throughput_shape;
+use super::machine::{Machine, Tool};
+use super::{Client, Listed, Measured, Settings, Workload};
+use crate::env::{Env, Missing};
 use crate::error::{Error, Result};
 use crate::sample::Metric;
 
@@ -73,6 +75,50 @@ pub fn parse(stderr: &str, seconds: f64, tree: Tree) -> Result<Measured> {
         tree.bytes >> 20
     ));
     Ok(measured)
+}
+
+/// The workload.
+pub struct Archive;
+
+const LISTED: Listed = Listed {
+    name: "archive",
+    title: "find | cpio over a tree on ext4, caches dropped",
+    group: None,
+    headline: &[Metric::Elapsed],
+    quick: false,
+};
+
+/// The only one.
+pub const WORKLOADS: &[&dyn Workload] = &[&Archive];
+
+impl Workload for Archive {
+    fn listed(&self) -> &Listed {
+        &LISTED
+    }
+    fn client(&self) -> Client {
+        Client::Files
+    }
+    fn seconds(&self, settings: &Settings) -> f64 {
+        2.0 + 20.0 * settings.gib()
+    }
+    fn missing(&self, env: &Env) -> Option<Missing> {
+        env.tools()
+            .or_else(|| env.program("cpio", "cpio"))
+            .or_else(|| env.program("find", "findutils"))
+    }
+    fn run(&self, machine: &dyn Machine) -> Result<Measured> {
+        let tree = tree(machine.settings().size);
+        machine.files(&mut |files| {
+            let dir = format!("{}/tree", files.dir());
+            files.run(Tool::Own, &tree_args(&dir, tree))?;
+            files.cold()?;
+            let (said, seconds) = files.timed(&command(&dir))?;
+            parse(&said, seconds, tree)
+        })
+    }
+    fn drops_caches(&self) -> bool {
+        true
+    }
 }
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
 //! dd, as the published comparisons used it: one large direct write for throughput, 1000 writes of 512 bytes for
 //! latency.
 
-use super::Measured;
+use super::machine::Machine;
+use super::{Client, Listed, Measured, Settings, Workload};
 use crate::error::{Error, Result};
 use crate::sample::Metric;
 
@@ -123,6 +124,83 @@ fn whole(stderr: &str, asked: u64) -> Result<(f64, f64)> {
         });
     }
     Ok((bytes, seconds))
+}
+
+/// One large write, or many small ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Test {
+    Throughput,
+    Latency,
+}
+
+/// One of dd's two tests.
+pub struct Dd {
+    listed: Listed,
+    test: Test,
+    flag: Flag,
+    seconds: f64,
+}
+
+const fn test(name: &'static str, title: &'static str, test: Test, flag: Flag) -> Dd {
+    let (headline, quick): (&[Metric], bool) = match test {
+        Test::Throughput => (&[Metric::Bandwidth], false),
+        Test::Latency => (&[Metric::TimePerOp], matches!(flag, Flag::Direct)),
+    };
+    let seconds = match (test, flag) {
+        (Test::Throughput, _) => 0.1,
+        (Test::Latency, Flag::Direct) => 0.3,
+        (Test::Latency, Flag::Dsync) => 1.5,
+    };
+    Dd { listed: Listed { name, title, group: Some("dd"), headline, quick }, test, flag, seconds }
+}
+
+/// dd's.
+pub const WORKLOADS: &[&dyn Workload] = &[
+    &test("dd-throughput", "dd, one large direct write", Test::Throughput, Flag::Direct),
+    &test(
+        "dd-throughput-dsync",
+        "dd, one large write made durable",
+        Test::Throughput,
+        Flag::Dsync,
+    ),
+    &test("dd-latency-direct", "dd, 1000 writes of 512 bytes, direct", Test::Latency, Flag::Direct),
+    &test(
+        "dd-latency-dsync",
+        "dd, 1000 writes of 512 bytes, each made durable",
+        Test::Latency,
+        Flag::Dsync,
+    ),
+];
+
+impl Workload for Dd {
+    fn listed(&self) -> &Listed {
+        &self.listed
+    }
+    fn client(&self) -> Client {
+        Client::Dd
+    }
+    fn seconds(&self, settings: &Settings) -> f64 {
+        match self.test {
+            Test::Throughput => self.seconds + 2.0 * settings.gib(),
+            Test::Latency => self.seconds,
+        }
+    }
+    fn run(&self, machine: &dyn Machine) -> Result<Measured> {
+        let (disk, size) = (machine.disk(), machine.settings().size);
+        match self.test {
+            Test::Throughput => {
+                let (block, count, note) = throughput_shape(size, machine.memory() / 4);
+                let said = machine.dd(&throughput_args(disk, block, count, self.flag), None)?;
+                throughput(&said, block * count, note)
+            }
+            Test::Latency => {
+                latency(&machine.dd(&latency_args(disk, self.flag), Some(SMALL_SECONDS))?)
+            }
+        }
+    }
+    fn writes_steadily(&self) -> bool {
+        true
+    }
 }
 
 #[cfg(test)]

@@ -6,7 +6,8 @@ use std::path::Path;
 use ringtap_guest::fio::Report;
 
 use super::fio::Target;
-use super::{Measured, Settings};
+use super::{Client, Listed, Measured, Settings, Workload};
+use crate::env::{Env, Missing};
 use crate::error::Result;
 use crate::sample::{Layer, Metric};
 
@@ -72,6 +73,37 @@ pub fn measured(syncs: f64, below: Layer) -> Measured {
         below.flushes, syncs
     ));
     measured
+}
+
+/// The workload.
+pub struct Durability;
+
+const LISTED: Listed = Listed {
+    name: "durability",
+    title: "does each fsync reach the disk",
+    group: None,
+    headline: &[],
+    quick: false,
+};
+
+/// The only one.
+pub const WORKLOADS: &[&dyn Workload] = &[&Durability];
+
+impl Workload for Durability {
+    fn listed(&self) -> &Listed {
+        &LISTED
+    }
+    fn client(&self) -> Client {
+        Client::Flushes
+    }
+    fn seconds(&self, _: &Settings) -> f64 {
+        1.5
+    }
+    fn missing(&self, env: &Env) -> Option<Missing> {
+        env.loop_devices()
+            .or_else(|| env.program("mkfs.ext4", "e2fsprogs"))
+            .or_else(|| env.program("fio", "fio"))
+    }
 }
 
 #[cfg(test)]

@@ -1,6 +1,8 @@
 //! UnixBench's three file copies, by the lab's own tool.
 
-use super::{Measured, Settings};
+use super::machine::{Machine, Tool};
+use super::{Client, Listed, Measured, Settings, Workload};
+use crate::env::{Env, Missing};
 use crate::error::{Error, Result};
 use crate::sample::Metric;
 use crate::tool::filecopy::{Outcome, SHAPES, index};
@@ -41,6 +43,49 @@ pub fn parse(text: &str, durable: bool) -> Result<Measured> {
     measured.note =
         Some(format!("{what}; {seconds:.1} s each instead of UnixBench's {PUBLISHED_SECONDS} s"));
     Ok(measured)
+}
+
+/// The workload; each pass brought to the disk, or not.
+pub struct FileCopy {
+    listed: Listed,
+    durable: bool,
+}
+
+const fn copy(name: &'static str, title: &'static str, durable: bool) -> FileCopy {
+    let headline = &[Metric::Copy256, Metric::Copy1024, Metric::Copy4096];
+    let group = Some("unixbench");
+    FileCopy { listed: Listed { name, title, group, headline, quick: false }, durable }
+}
+
+/// UnixBench's.
+pub const WORKLOADS: &[&dyn Workload] = &[
+    &copy("filecopy", "UnixBench file copy on ext4, cached copy", false),
+    &copy("filecopy-durable", "UnixBench file copy on ext4, each pass durable", true),
+];
+
+impl Workload for FileCopy {
+    fn listed(&self) -> &Listed {
+        &self.listed
+    }
+    fn client(&self) -> Client {
+        Client::Files
+    }
+    fn seconds(&self, settings: &Settings) -> f64 {
+        let seconds = settings.run.as_secs_f64();
+        3.0 * (seconds + 2.0 * seconds.min(2.0))
+    }
+    fn missing(&self, env: &Env) -> Option<Missing> {
+        env.tools()
+    }
+    fn run(&self, machine: &dyn Machine) -> Result<Measured> {
+        machine.files(&mut |files| {
+            let words = args(files.dir(), self.durable, machine.settings());
+            parse(&files.run(Tool::Own, &words)?, self.durable)
+        })
+    }
+    fn reads_from_cache(&self) -> bool {
+        self.durable
+    }
 }
 
 #[cfg(test)]

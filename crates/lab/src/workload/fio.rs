@@ -5,7 +5,8 @@ use std::sync::OnceLock;
 
 use ringtap_guest::fio::{Latency, Report};
 
-use super::{Measured, Settings};
+use super::machine::Machine;
+use super::{Client, Listed, Measured, Settings, Workload};
 use crate::error::Result;
 use crate::sample::{Metric, Metrics};
 use crate::stats::steady::WINDOW;
@@ -178,6 +179,79 @@ pub fn parse(text: &str, job: Job, settings: &Settings) -> Result<Measured> {
         movement: side.movement(WINDOW),
         ..Measured::default()
     })
+}
+
+/// A workload of one job.
+pub struct OneJob {
+    listed: Listed,
+    job: Job,
+}
+
+const fn random(
+    name: &'static str,
+    title: &'static str,
+    write: bool,
+    depth: u32,
+    quick: bool,
+) -> OneJob {
+    let job = Job { random: true, write, block: 4096, depth, synced: false };
+    OneJob { listed: Listed { name, title, group: GROUP, headline: IOPS, quick }, job }
+}
+
+const fn sequential(name: &'static str, title: &'static str, write: bool) -> OneJob {
+    let headline = &[Metric::Bandwidth];
+    let job = Job { random: false, write, block: 1 << 20, depth: 8, synced: false };
+    OneJob { listed: Listed { name, title, group: GROUP, headline, quick: false }, job }
+}
+
+const GROUP: Option<&str> = Some("fio");
+/// The headline of all loads of small blocks.
+pub const IOPS: &[Metric] = &[Metric::Iops];
+
+const SYNCED: OneJob = OneJob {
+    listed: Listed {
+        name: "write-4k-fsync",
+        title: "random write, 4 KiB, each with an fsync",
+        group: None,
+        headline: IOPS,
+        quick: false,
+    },
+    job: Job { random: true, write: true, block: 4096, depth: 1, synced: true },
+};
+
+/// fio's.
+pub const WORKLOADS: &[&dyn Workload] = &[
+    &random("randread-4k-qd1", "random read, 4 KiB, depth 1", false, 1, false),
+    &random("randread-4k-qd32", "random read, 4 KiB, depth 32", false, 32, true),
+    &random("randwrite-4k-qd1", "random write, 4 KiB, depth 1", true, 1, false),
+    &random("randwrite-4k-qd32", "random write, 4 KiB, depth 32", true, 32, true),
+    &SYNCED,
+    &sequential("read-1m-qd8", "sequential read, 1 MiB, depth 8", false),
+    &sequential("write-1m-qd8", "sequential write, 1 MiB, depth 8", true),
+];
+
+impl Workload for OneJob {
+    fn listed(&self) -> &Listed {
+        &self.listed
+    }
+    fn client(&self) -> Client {
+        Client::Job
+    }
+    fn seconds(&self, settings: &Settings) -> f64 {
+        settings.whole() + 0.3
+    }
+    fn run(&self, machine: &dyn Machine) -> Result<Measured> {
+        machine.job(self.job)
+    }
+    fn writes(&self) -> bool {
+        self.job.write
+    }
+    fn job(&self) -> Option<Job> {
+        Some(self.job)
+    }
+    fn writes_steadily(&self) -> bool {
+        self.job.write
+    }
 }
 
 #[cfg(test)]

@@ -4,8 +4,9 @@ use std::path::Path;
 
 use ringtap_guest::fio::Report;
 
-use super::fio::{Target, escape};
-use super::{Measured, Settings};
+use super::fio::{self, Target, escape};
+use super::machine::Machine;
+use super::{Client, Listed, Measured, Settings, Workload};
 use crate::error::{Error, Result};
 use crate::sample::Metric;
 
@@ -111,6 +112,37 @@ pub fn parse(text: &str) -> Result<Measured> {
     }
     measured.note = Some(format!("{} jobs together; p99 is the worst job's", jobs.len()));
     Ok(measured)
+}
+
+/// The workload of a job file.
+pub struct JobFile {
+    listed: Listed,
+    path: &'static str,
+}
+
+impl JobFile {
+    /// Of that name, which runs the file at `path`.
+    pub fn new(name: &'static str, path: &'static str) -> JobFile {
+        let title = Box::leak(format!("fio job file {path}").into_boxed_str());
+        let listed = Listed { name, title, group: None, headline: fio::IOPS, quick: false };
+        JobFile { listed, path }
+    }
+}
+
+impl Workload for JobFile {
+    fn listed(&self) -> &Listed {
+        &self.listed
+    }
+    fn client(&self) -> Client {
+        Client::Fio
+    }
+    fn seconds(&self, _: &Settings) -> f64 {
+        10.0
+    }
+    fn run(&self, machine: &dyn Machine) -> Result<Measured> {
+        let text = check(Path::new(self.path))?;
+        parse(&machine.job_file(&rewrite(&text, &machine.target(), machine.settings()))?)
+    }
 }
 
 #[cfg(test)]

@@ -1,337 +1,213 @@
-//! What is measured: the same workloads on every arm. One file each knows how a tool is called and how it is read.
+//! What is measured: the same workloads on every arm. One file each knows how a tool is called, how it is read and which workloads are
+//! made of it, so that one more touches that file alone.
 
-pub mod archive;
-pub mod bonnie;
-pub mod dd;
-pub mod durability;
-pub mod filecopy;
-pub mod fio;
 pub mod fiofile;
 pub mod load;
-pub mod rated;
-pub mod snapshot;
-pub mod start;
-pub mod two;
-pub mod two_bonnie;
+pub mod machine;
 
 use std::path::Path;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use crate::error::Result;
+use crate::env::{Env, Missing};
+use crate::error::{Error, Result};
 use crate::sample::{Metric, Metrics, Stage};
+use machine::Machine;
 
-/// What a tool does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// fio (over vhost-user from the host: `ringtap-lab load`, which does the same).
-    Fio(fio::Job),
-    /// A job file of the user's: its path.
-    FioFile(&'static str),
-    /// fio on a schedule: so many percent of what the slowest backend carries.
-    Rated(u32),
-    /// dd with large writes.
-    DdThroughput(dd::Flag),
-    /// dd with 1000 writes of 512 bytes.
-    DdLatency(dd::Flag),
-    /// bonnie++ on a file system.
-    Bonnie(bonnie::Mode),
-    /// bonnie++ run after run, until what it writes has been copied.
-    BonnieRuns,
-    /// UnixBench's file copies on a file system.
-    FileCopy {
-        /// Each pass brought to the disk.
-        durable: bool,
-    },
-    /// `find | cpio` over a tree on a file system.
-    Archive,
-    /// Flushes below for each fsync above.
-    Durability,
-    /// The life of a snapshot.
-    SnapshotLife,
-    /// Two loads at once.
-    Two(two::Shape),
-    /// bonnie++ in two guests at once.
-    TwoBonnie,
-    /// What a guest's start reads, from an image of which nothing is here.
-    Start,
+/// The files with workloads, in the order in which those run on an arm: reads before what rewrites the disk's content.
+macro_rules! files {
+    ($($file:ident)*) => {
+        $(pub mod $file;)*
+        const FILES: &[&[&dyn Workload]] = &[$($file::WORKLOADS),*];
+    };
 }
 
-impl Kind {
-    /// Whether it runs on a stage: where there are two, only two at once, and whether what they write is durable.
-    pub fn runs_on(self, stage: Stage) -> bool {
-        if stage == Stage::Remote {
-            return matches!(self, Kind::Fio(_) | Kind::Start | Kind::Durability);
-        }
-        let anywhere = stage == Stage::Xen || self == Kind::Durability;
-        let here = self != Kind::Start && (stage != Stage::Two || self != Kind::TwoBonnie);
-        let anywhere = anywhere && self != Kind::Start;
-        anywhere || here && self.is_pair() == stage.is_contention()
-    }
+files! { fio rated dd bonnie filecopy archive snapshot start durability two_bonnie two }
 
-    /// Whether it is two loads at once.
-    pub fn is_pair(self) -> bool {
-        matches!(self, Kind::Two(_) | Kind::TwoBonnie)
-    }
-
-    /// Whether it changes the disk.
-    pub fn writes(self) -> bool {
-        match self {
-            Kind::Fio(job) => job.write,
-            Kind::Two(shape) => shape.write,
-            Kind::Start => false,
-            _ => true,
-        }
-    }
-
-    /// Whether it goes by a schedule, whose rate depends on what all backends carry.
-    pub fn is_rated(self) -> bool {
-        matches!(self, Kind::Rated(_))
-    }
-
-    /// Whether it needs a file system on the disk.
-    pub fn on_file_system(self) -> bool {
-        matches!(
-            self,
-            Kind::Bonnie(_)
-                | Kind::BonnieRuns
-                | Kind::TwoBonnie
-                | Kind::FileCopy { .. }
-                | Kind::Archive
-        )
-    }
+/// All workloads, in the order in which they run on an arm.
+pub fn all() -> impl Iterator<Item = &'static dyn Workload> {
+    FILES.iter().copied().flatten().copied()
 }
 
-/// A workload of the catalogue.
+/// How a workload stands in lists, plans and reports.
 #[derive(Clone, Copy, Debug)]
-pub struct Workload {
+pub struct Listed {
     /// The name in plans and flags.
     pub name: &'static str,
     /// What it is, for a reader.
     pub title: &'static str,
-    /// What is run.
-    pub kind: Kind,
+    /// A name that stands for it and others like it.
+    pub group: Option<&'static str>,
     /// The metrics that get a verdict.
     pub headline: &'static [Metric],
     /// Part of `--quick`.
     pub quick: bool,
 }
 
-const IOPS: &[Metric] = &[Metric::Iops];
-const BANDWIDTH: &[Metric] = &[Metric::Bandwidth];
-
-const fn random(
-    name: &'static str,
-    title: &'static str,
-    write: bool,
-    depth: u32,
-    quick: bool,
-) -> Workload {
-    let kind = Kind::Fio(fio::Job { random: true, write, block: 4096, depth, synced: false });
-    Workload { name, title, kind, headline: IOPS, quick }
+/// How a workload gets at the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Client {
+    /// By fio, or by what does the same over vhost-user.
+    Job,
+    /// By fio alone.
+    Fio,
+    /// By dd.
+    Dd,
+    /// By a script of the shell's.
+    Script,
+    /// By the files on it.
+    Files,
+    /// By fio, in two loads at once.
+    Two,
+    /// By files, in two guests at once.
+    TwoFiles,
+    /// By fio, and below it flushes are counted.
+    Flushes,
+    /// By what a start reads of an image that is elsewhere.
+    Start,
 }
 
-const fn sequential(name: &'static str, title: &'static str, write: bool) -> Workload {
-    let kind =
-        Kind::Fio(fio::Job { random: false, write, block: 1 << 20, depth: 8, synced: false });
-    Workload { name, title, kind, headline: BANDWIDTH, quick: false }
+/// Something that is measured.
+pub trait Workload: Sync {
+    /// How it is listed.
+    fn listed(&self) -> &Listed;
+    /// How it gets at the disk.
+    fn client(&self) -> Client;
+    /// Seconds that it is expected to take, on this machine.
+    fn seconds(&self, settings: &Settings) -> f64;
+    /// Runs it. What counts flushes or is two loads at once, stages run.
+    fn run(&self, _: &dyn Machine) -> Result<Measured> {
+        Err(Error::Plan(format!("the stage does not run {} on one disk", self.name())))
+    }
+    /// What it lacks on every stage but Xen's.
+    fn missing(&self, _: &Env) -> Option<Missing> {
+        None
+    }
+    /// Whether it changes the disk.
+    fn writes(&self) -> bool {
+        true
+    }
+    /// What fio does for it.
+    fn job(&self) -> Option<fio::Job> {
+        None
+    }
+    /// What fio does in two loads at once.
+    fn shape(&self) -> Option<two::Shape> {
+        None
+    }
+    /// Whether it goes by a schedule, whose rate depends on what all backends carry.
+    fn is_rated(&self) -> bool {
+        false
+    }
+    /// Whether caches are dropped in it, which takes root on this machine.
+    fn drops_caches(&self) -> bool {
+        false
+    }
+    /// Whether it is run over and over, until nothing changes any more.
+    fn is_repeated(&self) -> bool {
+        false
+    }
+    /// Whether it only runs on snapshots.
+    fn of_snapshots(&self) -> bool {
+        false
+    }
+    /// Whether it has bonnie++'s columns.
+    fn has_columns(&self) -> bool {
+        false
+    }
+    /// Whether it writes at one rate for all of its time.
+    fn writes_steadily(&self) -> bool {
+        false
+    }
+    /// Whether what it reads is in a cache by its nature, and what it wrote was brought to the disk within its clock.
+    fn reads_from_cache(&self) -> bool {
+        false
+    }
+
+    /// The name in plans and flags.
+    fn name(&self) -> &'static str {
+        self.listed().name
+    }
+    /// What it is, for a reader.
+    fn title(&self) -> &'static str {
+        self.listed().title
+    }
+    /// The metrics that get a verdict.
+    fn headline(&self) -> &'static [Metric] {
+        self.listed().headline
+    }
+    /// Whether it is two loads at once.
+    fn is_pair(&self) -> bool {
+        matches!(self.client(), Client::Two | Client::TwoFiles)
+    }
+    /// Whether it needs a file system on the disk.
+    fn on_file_system(&self) -> bool {
+        matches!(self.client(), Client::Files | Client::TwoFiles)
+    }
+    /// Whether it is the check of what a flush does, which is made once and before all rounds.
+    fn is_check(&self) -> bool {
+        self.client() == Client::Flushes
+    }
+    /// Whether it runs on a stage: where there are two, only two at once, and whether what they write is durable.
+    fn runs_on(&self, stage: Stage) -> bool {
+        match (self.client(), stage) {
+            (Client::Flushes, _) => true,
+            (client, Stage::Remote) => matches!(client, Client::Job | Client::Start),
+            (Client::Start, _) => false,
+            (_, Stage::Xen) => true,
+            (Client::TwoFiles, Stage::Two) => false,
+            _ => self.is_pair() == stage.is_contention(),
+        }
+    }
 }
 
-const fn rated(name: &'static str, title: &'static str, percent: u32) -> Workload {
-    let headline = &[Metric::ScheduleP99];
-    Workload { name, title, kind: Kind::Rated(percent), headline, quick: false }
+impl std::fmt::Debug for dyn Workload + '_ {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
 }
 
-const fn two(
-    name: &'static str,
-    title: &'static str,
-    write: bool,
-    quiet: bool,
-    headline: &'static [Metric],
-) -> Workload {
-    let kind = Kind::Two(two::Shape { write, quiet });
-    Workload { name, title, kind, headline, quick: true }
+/// Names that stand for several workloads, with those.
+pub fn groups() -> Vec<(&'static str, Vec<&'static str>)> {
+    let mut groups: Vec<(&str, Vec<&str>)> = Vec::new();
+    for workload in all() {
+        let Some(name) = workload.listed().group else { continue };
+        match groups.iter_mut().find(|(group, _)| *group == name) {
+            Some((_, members)) => members.push(workload.name()),
+            None => groups.push((name, vec![workload.name()])),
+        }
+    }
+    groups
 }
-
-const COPIES: &[Metric] = &[Metric::Copy256, Metric::Copy1024, Metric::Copy4096];
-const EVEN: &[Metric] = &[Metric::SumIops, Metric::Jain];
-const QUIET: &[Metric] = &[Metric::Keeps, Metric::P99Factor];
-
-const fn bonnie(name: &'static str, title: &'static str, mode: bonnie::Mode) -> Workload {
-    let headline = &[Metric::PutBlock, Metric::Rewrite, Metric::GetBlock, Metric::Seeks];
-    Workload { name, title, kind: Kind::Bonnie(mode), headline, quick: false }
-}
-
-/// All workloads, in the order in which they run on an arm: reads before what rewrites the disk's content.
-pub const CATALOGUE: &[Workload] = &[
-    random("randread-4k-qd1", "random read, 4 KiB, depth 1", false, 1, false),
-    random("randread-4k-qd32", "random read, 4 KiB, depth 32", false, 32, true),
-    random("randwrite-4k-qd1", "random write, 4 KiB, depth 1", true, 1, false),
-    random("randwrite-4k-qd32", "random write, 4 KiB, depth 32", true, 32, true),
-    Workload {
-        name: "write-4k-fsync",
-        title: "random write, 4 KiB, each with an fsync",
-        kind: Kind::Fio(fio::Job {
-            random: true,
-            write: true,
-            block: 4096,
-            depth: 1,
-            synced: true,
-        }),
-        headline: IOPS,
-        quick: false,
-    },
-    sequential("read-1m-qd8", "sequential read, 1 MiB, depth 8", false),
-    sequential("write-1m-qd8", "sequential write, 1 MiB, depth 8", true),
-    rated("rated-50", "random write, 4 KiB, by schedule at 50 % of the slowest one's capacity", 50),
-    rated("rated-80", "random write, 4 KiB, by schedule at 80 % of the slowest one's capacity", 80),
-    Workload {
-        name: "dd-throughput",
-        title: "dd, one large direct write",
-        kind: Kind::DdThroughput(dd::Flag::Direct),
-        headline: BANDWIDTH,
-        quick: false,
-    },
-    Workload {
-        name: "dd-throughput-dsync",
-        title: "dd, one large write made durable",
-        kind: Kind::DdThroughput(dd::Flag::Dsync),
-        headline: BANDWIDTH,
-        quick: false,
-    },
-    Workload {
-        name: "dd-latency-direct",
-        title: "dd, 1000 writes of 512 bytes, direct",
-        kind: Kind::DdLatency(dd::Flag::Direct),
-        headline: &[Metric::TimePerOp],
-        quick: true,
-    },
-    Workload {
-        name: "dd-latency-dsync",
-        title: "dd, 1000 writes of 512 bytes, each made durable",
-        kind: Kind::DdLatency(dd::Flag::Dsync),
-        headline: &[Metric::TimePerOp],
-        quick: false,
-    },
-    bonnie("bonnie", "bonnie++ on ext4, through the page cache", bonnie::Mode::Cached),
-    bonnie("bonnie-direct", "bonnie++ on ext4, past the page cache", bonnie::Mode::Direct),
-    bonnie("bonnie-whole", "bonnie++ on ext4, all twelve columns", bonnie::Mode::Whole),
-    Workload {
-        name: "bonnie-runs",
-        title: "bonnie++ run after run until settled",
-        kind: Kind::BonnieRuns,
-        headline: &[Metric::FreshWrite, Metric::SettledWrite, Metric::GetBlock],
-        quick: false,
-    },
-    Workload {
-        name: "filecopy",
-        title: "UnixBench file copy on ext4, cached copy",
-        kind: Kind::FileCopy { durable: false },
-        headline: COPIES,
-        quick: false,
-    },
-    Workload {
-        name: "filecopy-durable",
-        title: "UnixBench file copy on ext4, each pass durable",
-        kind: Kind::FileCopy { durable: true },
-        headline: COPIES,
-        quick: false,
-    },
-    Workload {
-        name: "archive",
-        title: "find | cpio over a tree on ext4, caches dropped",
-        kind: Kind::Archive,
-        headline: &[Metric::Elapsed],
-        quick: false,
-    },
-    Workload {
-        name: "snapshot-life",
-        title: "writes from fresh snapshot to settled",
-        kind: Kind::SnapshotLife,
-        headline: &[Metric::FreshWrite, Metric::SettledWrite],
-        quick: false,
-    },
-    Workload {
-        name: "start",
-        title: "what a guest's start reads, from an image of which nothing is here",
-        kind: Kind::Start,
-        headline: &[Metric::Elapsed],
-        quick: false,
-    },
-    Workload {
-        name: "durability",
-        title: "does each fsync reach the disk",
-        kind: Kind::Durability,
-        headline: &[],
-        quick: false,
-    },
-    Workload {
-        name: "two-bonnie",
-        title: "bonnie++ in two guests at once, on ext4, past the page cache",
-        kind: Kind::TwoBonnie,
-        headline: &[Metric::PutBlock, Metric::Rewrite, Metric::GetBlock, Metric::Seeks],
-        quick: false,
-    },
-    two("two-read", "two loads, random read, 4 KiB, depth 32 each", false, false, EVEN),
-    two("two-write", "two loads, random write, 4 KiB, depth 32 each", true, false, EVEN),
-    two("quiet-read", "random read, 4 KiB, depth 1 beside depth 32", false, true, QUIET),
-    two("quiet-write", "random write, 4 KiB, depth 1 beside depth 32", true, true, QUIET),
-];
-
-/// Names that stand for several workloads.
-pub const GROUPS: &[(&str, &[&str])] = &[
-    (
-        "fio",
-        &[
-            "randread-4k-qd1",
-            "randread-4k-qd32",
-            "randwrite-4k-qd1",
-            "randwrite-4k-qd32",
-            "read-1m-qd8",
-            "write-1m-qd8",
-        ],
-    ),
-    ("dd", &["dd-throughput", "dd-throughput-dsync", "dd-latency-direct", "dd-latency-dsync"]),
-    ("bonnie++", &["bonnie", "bonnie-direct", "bonnie-whole"]),
-    ("rated", &["rated-50", "rated-80"]),
-    ("unixbench", &["filecopy", "filecopy-durable"]),
-    ("contention", &["two-read", "two-write", "quiet-read", "quiet-write"]),
-];
 
 /// What stands before the path of a job file in a workload's name.
 pub const JOB_FILE: &str = "job:";
 
 /// A workload that runs a fio job file; the file is checked.
-pub fn job_file(path: &Path) -> Result<&'static Workload> {
+pub fn job_file(path: &Path) -> Result<&'static dyn Workload> {
     fiofile::check(path)?;
     Ok(intern(&format!("{JOB_FILE}{}", path.display())))
 }
 
 /// Workloads made of job files. A handful in the life of a program; they are kept for good.
-static JOB_FILES: Mutex<Vec<&'static Workload>> = Mutex::new(Vec::new());
+static JOB_FILES: Mutex<Vec<&'static dyn Workload>> = Mutex::new(Vec::new());
 
-fn intern(name: &str) -> &'static Workload {
+fn intern(name: &str) -> &'static dyn Workload {
     let mut known = JOB_FILES.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    if let Some(workload) = known.iter().find(|workload| workload.name == name) {
-        return workload;
+    if let Some(workload) = known.iter().find(|workload| workload.name() == name) {
+        return *workload;
     }
     let name: &'static str = Box::leak(name.to_owned().into_boxed_str());
     let path = name.strip_prefix(JOB_FILE).unwrap_or(name);
-    let workload: &'static Workload = Box::leak(Box::new(Workload {
-        name,
-        title: Box::leak(format!("fio job file {path}").into_boxed_str()),
-        kind: Kind::FioFile(path),
-        headline: IOPS,
-        quick: false,
-    }));
+    let workload: &'static dyn Workload = Box::leak(Box::new(fiofile::JobFile::new(name, path)));
     known.push(workload);
     workload
 }
 
 /// The workload of that name.
-pub fn find(name: &str) -> Option<&'static Workload> {
+pub fn find(name: &str) -> Option<&'static dyn Workload> {
     let of_file = || name.starts_with(JOB_FILE).then(|| intern(name));
-    CATALOGUE.iter().find(|workload| workload.name == name).or_else(of_file)
+    all().find(|workload| workload.name() == name).or_else(of_file)
 }
 
 /// How long, how large, in which order of blocks: the same for all arms of a round.
@@ -347,6 +223,18 @@ pub struct Settings {
     pub seed: u64,
     /// Random writes of 4 KiB a second that the slowest backend of the stage carries, where a rated load asks for it.
     pub capacity: Option<f64>,
+}
+
+impl Settings {
+    /// Seconds that fio takes, its ramp included.
+    pub fn whole(&self) -> f64 {
+        (self.run + self.ramp).as_secs_f64()
+    }
+
+    /// GiB of the disk; what is larger than one makes nothing longer.
+    pub fn gib(&self) -> f64 {
+        self.size.min(1 << 30) as f64 / (1u64 << 30) as f64
+    }
 }
 
 /// What one run measured.
@@ -370,4 +258,50 @@ pub struct Measured {
     pub gaps: Vec<(f64, f64)>,
     /// A curve, see [`crate::sample::Sample::curve`].
     pub curve: Vec<(f64, f64)>,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    /// Everything that lists, plans and reports ask of a workload comes from its own file: one more needs no other.
+    #[test]
+    fn every_workload_says_all_that_is_asked_of_it() {
+        let settings = Settings {
+            size: 64 << 20,
+            run: Duration::from_secs(1),
+            ramp: Duration::ZERO,
+            seed: 1,
+            capacity: None,
+        };
+        let mut names = BTreeSet::new();
+        for workload in all() {
+            let name = workload.name();
+            assert!(names.insert(name), "{name} is there twice");
+            assert!(std::ptr::addr_eq(find(name).unwrap(), workload), "{name} is found");
+            assert!(workload.title().len() > 10, "{name} has no title");
+            assert!(
+                workload.is_check() || !workload.headline().is_empty(),
+                "{name} has no verdict"
+            );
+            assert!(workload.seconds(&settings) > 0.0, "{name} takes no time");
+            assert!(
+                Stage::ALL.into_iter().any(|stage| workload.runs_on(stage)),
+                "{name} never runs"
+            );
+            assert_eq!(workload.client() == Client::Job, workload.job().is_some(), "{name}");
+            assert_eq!(workload.client() == Client::Two, workload.shape().is_some(), "{name}");
+            assert_eq!(format!("{workload:?}"), name);
+            if let Some(group) = workload.listed().group {
+                let groups = groups();
+                let members =
+                    groups.iter().find(|(of, _)| *of == group).map(|(_, members)| members);
+                assert!(members.unwrap().contains(&name) && find(group).is_none(), "{group}");
+            }
+        }
+        assert!(FILES.iter().all(|of_file| !of_file.is_empty()));
+        assert_eq!(all().filter(|workload| workload.is_check()).count(), 1);
+    }
 }

@@ -7,7 +7,8 @@ use std::time::Duration;
 use ringtap_guest::fio::Report;
 
 use super::fio::{BEYOND, Job, Target, percentiles};
-use super::{Measured, Settings};
+use super::machine::Machine;
+use super::{Client, Listed, Measured, Settings, Workload};
 use crate::error::Result;
 use crate::sample::Metric;
 use crate::workload::two;
@@ -144,6 +145,43 @@ fn from_schedule(log: &two::Log, rate: f64) -> Vec<f64> {
         .enumerate()
         .map(|(at, (sent, latency))| (sent - begin - due(at)).max(0.0) + latency)
         .collect()
+}
+
+/// A workload by schedule, at that many percent of what the slowest backend carries.
+pub struct Rated {
+    listed: Listed,
+    percent: u32,
+}
+
+const fn at(name: &'static str, title: &'static str, percent: u32) -> Rated {
+    let (group, headline) = (Some("rated"), &[Metric::ScheduleP99]);
+    Rated { listed: Listed { name, title, group, headline, quick: false }, percent }
+}
+
+/// Those by schedule.
+pub const WORKLOADS: &[&dyn Workload] = &[
+    &at("rated-50", "random write, 4 KiB, by schedule at 50 % of the slowest one's capacity", 50),
+    &at("rated-80", "random write, 4 KiB, by schedule at 80 % of the slowest one's capacity", 80),
+];
+
+impl Workload for Rated {
+    fn listed(&self) -> &Listed {
+        &self.listed
+    }
+    fn client(&self) -> Client {
+        Client::Fio
+    }
+    fn seconds(&self, settings: &Settings) -> f64 {
+        settings.whole() + 0.3
+    }
+    fn run(&self, machine: &dyn Machine) -> Result<Measured> {
+        let (target, settings) = (machine.target(), machine.settings());
+        let said = machine.logged(&|log| args(&target, log, self.percent, settings))?;
+        parse(&said.json, &said.log, self.percent, settings, said.ahead_ms)
+    }
+    fn is_rated(&self) -> bool {
+        true
+    }
 }
 
 #[cfg(test)]

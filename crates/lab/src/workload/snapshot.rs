@@ -2,7 +2,8 @@
 //! is written in ten equal parts in order, right after its snapshot was taken (each chunk is copied once), and then the
 //! same parts once more (nothing is left to copy).
 
-use super::Measured;
+use super::machine::Machine;
+use super::{Client, Listed, Measured, Settings, Workload};
 use crate::error::{Error, Result};
 use crate::sample::Metric;
 
@@ -67,6 +68,39 @@ pub fn parse(stdout: &str, size: u64) -> Result<Measured> {
     measured.bytes = Some(2.0 * part * PARTS as f64);
     measured.asked = measured.bytes;
     Ok(measured)
+}
+
+/// The workload.
+pub struct Life;
+
+const LISTED: Listed = Listed {
+    name: "snapshot-life",
+    title: "writes from fresh snapshot to settled",
+    group: None,
+    headline: &[Metric::FreshWrite, Metric::SettledWrite],
+    quick: false,
+};
+
+/// The only one.
+pub const WORKLOADS: &[&dyn Workload] = &[&Life];
+
+impl Workload for Life {
+    fn listed(&self) -> &Listed {
+        &LISTED
+    }
+    fn client(&self) -> Client {
+        Client::Script
+    }
+    fn seconds(&self, settings: &Settings) -> f64 {
+        1.0 + 10.0 * settings.gib()
+    }
+    fn run(&self, machine: &dyn Machine) -> Result<Measured> {
+        let size = machine.settings().size;
+        parse(&machine.script(&script(machine.disk(), size))?, size)
+    }
+    fn of_snapshots(&self) -> bool {
+        true
+    }
 }
 
 #[cfg(test)]

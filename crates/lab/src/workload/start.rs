@@ -3,7 +3,8 @@
 
 use ringtap_guest::fio::Report;
 
-use super::{Measured, Settings};
+use super::machine::Machine;
+use super::{Client, Listed, Measured, Settings, Workload};
 use crate::error::Result;
 use crate::sample::Metric;
 
@@ -40,6 +41,38 @@ pub fn parse(text: &str, seconds: f64) -> Result<Measured> {
         side.io_bytes as u64 >> 20
     ));
     Ok(measured)
+}
+
+/// The workload.
+pub struct Start;
+
+const LISTED: Listed = Listed {
+    name: "start",
+    title: "what a guest's start reads, from an image of which nothing is here",
+    group: None,
+    headline: &[Metric::Elapsed],
+    quick: false,
+};
+
+/// The only one.
+pub const WORKLOADS: &[&dyn Workload] = &[&Start];
+
+impl Workload for Start {
+    fn listed(&self) -> &Listed {
+        &LISTED
+    }
+    fn client(&self) -> Client {
+        Client::Start
+    }
+    fn seconds(&self, settings: &Settings) -> f64 {
+        1.0 + 1.3 * settings.size as f64 / 100e6
+    }
+    fn run(&self, machine: &dyn Machine) -> Result<Measured> {
+        machine.start()
+    }
+    fn writes(&self) -> bool {
+        false
+    }
 }
 
 #[cfg(test)]

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use ringtap_guest::fio::Job;
 
-use super::{Measured, Settings};
+use super::{Client, Listed, Measured, Settings, Workload};
+use crate::env::{Env, Missing};
 use crate::error::{Error, Result};
 use crate::sample::Metric;
 
@@ -213,6 +214,54 @@ pub fn mean(log: &Log, from: f64, to: f64) -> Option<f64> {
         weight += part;
     }
     (weight > 0.0).then(|| sum / weight)
+}
+
+/// A workload of two loads.
+pub struct Two {
+    listed: Listed,
+    shape: Shape,
+}
+
+const fn both(name: &'static str, title: &'static str, write: bool, quiet: bool) -> Two {
+    let (group, headline): (_, &[Metric]) = match quiet {
+        false => (Some("contention"), &[Metric::SumIops, Metric::Jain]),
+        true => (Some("contention"), &[Metric::Keeps, Metric::P99Factor]),
+    };
+    let listed = Listed { name, title, group, headline, quick: true };
+    Two { listed, shape: Shape { write, quiet } }
+}
+
+/// Two loads at once.
+pub const WORKLOADS: &[&dyn Workload] = &[
+    &both("two-read", "two loads, random read, 4 KiB, depth 32 each", false, false),
+    &both("two-write", "two loads, random write, 4 KiB, depth 32 each", true, false),
+    &both("quiet-read", "random read, 4 KiB, depth 1 beside depth 32", false, true),
+    &both("quiet-write", "random write, 4 KiB, depth 1 beside depth 32", true, true),
+];
+
+impl Workload for Two {
+    fn listed(&self) -> &Listed {
+        &self.listed
+    }
+    fn client(&self) -> Client {
+        Client::Two
+    }
+    /// Each alone and both, longer where a percentile needs it.
+    fn seconds(&self, settings: &Settings) -> f64 {
+        3.0 * settings.whole() + if self.shape.quiet { 3.0 } else { 1.0 }
+    }
+    fn missing(&self, env: &Env) -> Option<Missing> {
+        env.program("fio", "fio")
+    }
+    fn writes(&self) -> bool {
+        self.shape.write
+    }
+    fn shape(&self) -> Option<Shape> {
+        Some(self.shape)
+    }
+    fn writes_steadily(&self) -> bool {
+        self.shape.write
+    }
 }
 
 #[cfg(test)]

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use super::Measured;
+use super::{Client, Listed, Measured, Settings, Workload};
 use super::bonnie::{self, Mode, Shape, csv};
+use crate::env::{Env, Missing};
 use crate::error::{Error, Result};
 use crate::sample::{Metric, Value};
 
@@ -163,6 +164,36 @@ pub fn measured(alone: [&Run; 2], beside: [&Run; 2], disk: u64, least: f64) -> R
         share * 100.0
     ));
     Ok(measured)
+}
+
+/// The workload.
+pub struct TwoBonnie;
+
+const LISTED: Listed = Listed {
+    name: "two-bonnie",
+    title: "bonnie++ in two guests at once, on ext4, past the page cache",
+    group: None,
+    headline: bonnie::HEADLINE,
+    quick: false,
+};
+
+/// The only one.
+pub const WORKLOADS: &[&dyn Workload] = &[&TwoBonnie];
+
+impl Workload for TwoBonnie {
+    fn listed(&self) -> &Listed {
+        &LISTED
+    }
+    fn client(&self) -> Client {
+        Client::TwoFiles
+    }
+    /// Each alone, and both in the time that both alone take.
+    fn seconds(&self, settings: &Settings) -> f64 {
+        2.5 * (4.0 + 25.0 * settings.gib())
+    }
+    fn missing(&self, env: &Env) -> Option<Missing> {
+        env.program("bonnie++", "bonnie++").or_else(|| env.program("mkfs.ext4", "e2fsprogs"))
+    }
 }
 
 #[cfg(test)]

@@ -526,7 +526,7 @@ fn a_job_file_of_the_users_runs_on_every_wire() {
     std::fs::write(&job, "[mine]\nrw=randrw\nbs=4k\nnumber_ios=50\ndirect=1\nioengine=psync\n")
         .unwrap();
     let mut plan = bench.plan("--stages host --rounds 1 --backends native,qemu-nbd");
-    plan.workloads = vec![ringtap_lab::workload::job_file(&job).unwrap().name.into()];
+    plan.workloads = vec![ringtap_lab::workload::job_file(&job).unwrap().name().into()];
     run::run(&plan, &bench.env, &bench.out(), &Stop::default()).unwrap();
     bench.assert_clean();
     let samples = samples(&bench.out());

@@ -11,7 +11,7 @@ use crate::report::findings::{Answer, Finding, Outcome};
 use crate::report::{format, svg};
 use crate::run::folder::Arm;
 use crate::sample::{Metric, Unit};
-use crate::workload::{Kind, Workload};
+use crate::workload::Workload;
 
 const STRIP: u32 = 132;
 const SPAN: u32 = 220;
@@ -112,10 +112,11 @@ fn range(figures: &str) -> Option<(f64, f64)> {
 /// A stage: the loads that did not fit on the first screen, then a card for each load.
 pub fn stage(analysis: &Analysis, view: &View<'_>, is_first: bool) -> Markup {
     let arms: Vec<&Arm> = view.ways.iter().map(|way| way.arm).collect();
-    let mut workloads: Vec<&'static Workload> = view.loads.iter().map(|l| l.workload).collect();
-    workloads.dedup_by_key(|workload| workload.name);
+    let mut workloads: Vec<&'static dyn Workload> = view.loads.iter().map(|l| l.workload).collect();
+    workloads.dedup_by_key(|workload| workload.name());
     // Those that fill the page's width last, so that they leave no gap.
-    let columns = |of: &&Workload| view.loads.iter().filter(|l| l.workload.name == of.name).count();
+    let columns =
+        |of: &&dyn Workload| view.loads.iter().filter(|l| l.workload.name() == of.name()).count();
     workloads.sort_by_key(|workload| columns(workload) > 1);
     let from = if is_first { view.compared.min(first::LOADS) } else { 0 };
     let told = |finding: &Finding| finding.question == "A fresh snapshot";
@@ -137,10 +138,11 @@ fn load(
     analysis: &Analysis,
     view: &View<'_>,
     arms: &[&Arm],
-    workload: &'static Workload,
+    workload: &'static dyn Workload,
 ) -> Markup {
-    let at: Vec<usize> =
-        (0..view.loads.len()).filter(|at| view.loads[*at].workload.name == workload.name).collect();
+    let at: Vec<usize> = (0..view.loads.len())
+        .filter(|at| view.loads[*at].workload.name() == workload.name())
+        .collect();
     let ends: Vec<f64> = at.iter().map(|at| end(analysis, view, *at)).collect();
     let costs: Vec<Option<(f64, Per)>> = arms
         .iter()
@@ -150,10 +152,10 @@ fn load(
         })
         .collect();
     let per = costs.iter().flatten().next().map(|(_, per)| *per);
-    let tail = |arm: &Arm| analysis.median(arm.stage, &arm.name, workload.name, Metric::P99);
+    let tail = |arm: &Arm| analysis.median(arm.stage, &arm.name, workload.name(), Metric::P99);
     let tails = arms.iter().any(|arm| tail(arm).is_some());
     let notes =
-        analysis.notes.iter().filter(|(of, name, _)| *of == view.stage && name == workload.name);
+        analysis.notes.iter().filter(|(of, name, _)| *of == view.stage && name == workload.name());
     let notes: Vec<&str> = notes.map(|(_, _, note)| note.as_str()).collect();
     let title = match &at[..] {
         [one] => names::load(workload, view.loads[*one].metric),
@@ -163,7 +165,7 @@ fn load(
     let class = if several { "card wide" } else { "card" };
     html! {
         section class=(class) {
-            h3 title=(workload.name) { (capital(&title)) }
+            h3 title=(workload.name()) { (capital(&title)) }
             div.scroll { table.strips {
                 thead { tr {
                     th { "" }
@@ -187,7 +189,7 @@ fn load(
                     } }
                 } }
             } }
-            @let twins: Vec<&Arm> = analysis.run.arms.iter().filter(|arm| arm.stage == view.stage && analysis.find(view.stage, &arm.name, workload.name, view.loads[at[0]].metric).is_some()).collect();
+            @let twins: Vec<&Arm> = analysis.run.arms.iter().filter(|arm| arm.stage == view.stage && analysis.find(view.stage, &arm.name, workload.name(), view.loads[at[0]].metric).is_some()).collect();
             @for figure in curves::latency(analysis, view.stage, &twins, workload) { (figure) }
             (contention(analysis, view, workload))
             @for at in &at {
@@ -202,14 +204,14 @@ fn load(
 fn end(analysis: &Analysis, view: &View<'_>, at: usize) -> f64 {
     let load = &view.loads[at];
     let series = view.ways.iter().filter_map(|way| {
-        analysis.find(view.stage, &way.arm.name, load.workload.name, load.metric)
+        analysis.find(view.stage, &way.arm.name, load.workload.name(), load.metric)
     });
     series.flat_map(|series| series.values.iter().map(|(_, v)| v.value)).fold(0.0, f64::max)
 }
 
 fn strip(analysis: &Analysis, view: &View<'_>, way: &view::Way<'_>, at: usize, end: f64) -> Markup {
     let load = &view.loads[at];
-    let series = analysis.find(view.stage, &way.arm.name, load.workload.name, load.metric);
+    let series = analysis.find(view.stage, &way.arm.name, load.workload.name(), load.metric);
     let Some((series, median)) = series.and_then(|series| Some((series, series.median?))) else {
         let failed = way.cells[at].as_ref().is_some_and(|cell| cell.word.class == "failed");
         return html! { td.n { @if failed { span.bad { "failed: see below" } } @else { "–" } } td.plot {} };
@@ -238,7 +240,7 @@ fn decided(analysis: &Analysis, view: &View<'_>, at: usize) -> Option<String> {
     let rows = analysis.rows.iter().filter(|row| {
         row.question.is_some()
             && row.stage == view.stage
-            && row.workload == load.workload.name
+            && row.workload == load.workload.name()
             && row.metric == load.metric
     });
     let (mut parts, mut others) = (Vec::new(), Vec::<(String, Vec<String>)>::new());
@@ -266,13 +268,15 @@ fn decided(analysis: &Analysis, view: &View<'_>, at: usize) -> Option<String> {
 }
 
 /// Two loads at once: each one's p99 alone and together, and what each gets.
-fn contention(analysis: &Analysis, view: &View<'_>, workload: &Workload) -> Markup {
-    let Kind::Two(_) = workload.kind else { return html! {} };
+fn contention(analysis: &Analysis, view: &View<'_>, workload: &dyn Workload) -> Markup {
+    if workload.shape().is_none() {
+        return html! {};
+    }
     let rows: Vec<&Contention> = analysis
         .contention
         .iter()
         .filter(|row| {
-            row.stage == view.stage && row.workload == workload.name && !row.arm.contains('#')
+            row.stage == view.stage && row.workload == workload.name() && !row.arm.contains('#')
         })
         .collect();
     let times = || rows.iter().flat_map(|row| [row.alone, row.together]).flatten();

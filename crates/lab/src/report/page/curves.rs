@@ -36,7 +36,7 @@ pub fn latency(
     analysis: &Analysis,
     stage: Stage,
     arms: &[&Arm],
-    workload: &Workload,
+    workload: &dyn Workload,
 ) -> Vec<Markup> {
     let all = latency::curves(analysis, stage, arms, workload);
     let values = || all.iter().flat_map(|c| &c.lines).flat_map(|l| &l.points).map(|p| p.1);
@@ -52,7 +52,7 @@ pub fn latency(
                     "; medians of the rounds, logarithmic"
                     @if curves.coarse.is_some() { "; grey: finer than fio's log" }
                 }
-                div.scroll { (percentiles(workload.title, (low, high), curves)) }
+                div.scroll { (percentiles(workload.title(), (low, high), curves)) }
                 @if !without.is_empty() { p.small.soft { "No percentile, for want of I/Os: " (without.join(", ")) "." } }
             }
         }

@@ -224,7 +224,7 @@ fn layer(layer: Option<Layer>) -> String {
 fn rounds(analysis: &Analysis) -> Markup {
     let read = |series: &&Series| {
         let known = crate::workload::find(&series.workload);
-        known.is_some_and(|workload| workload.headline.contains(&series.metric))
+        known.is_some_and(|workload| workload.headline().contains(&series.metric))
     };
     let rows: Vec<&Series> = analysis.series.iter().filter(read).collect();
     let moved: Vec<&Sample> =

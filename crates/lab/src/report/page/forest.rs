@@ -28,7 +28,7 @@ pub fn table(view: &View<'_>, from: usize, to: usize, cost: bool, most: usize) -
                 @for (load, axis) in loads.iter().zip(&axes) { th.plot scope="col" { (head(load, view.loads.iter().any(|load| load.named))) (axis.head()) } }
                 @if let Some((workload, per)) = cost {
                     th.cost scope="col" {
-                        "CPU per " @match per { Per::Io => "I/O", Per::Gib => "GiB" } ", " (super::names::load(workload, workload.headline[0]))
+                        "CPU per " @match per { Per::Io => "I/O", Per::Gib => "GiB" } ", " (super::names::load(workload, workload.headline()[0]))
                         span.keys { span.key.server {} "server " span.key.client {} "client " span.key.kernel {} "kernel" }
                     }
                 }
@@ -64,7 +64,7 @@ fn axis(view: &View<'_>, at: usize) -> Axis {
 /// `some`: other loads were named before the run.
 fn head(load: &Load, some: bool) -> Markup {
     html! {
-        span title=(format!("{}, {}", load.workload.name, load.metric.title())) { (load.title) }
+        span title=(format!("{}, {}", load.workload.name(), load.metric.title())) { (load.title) }
         @if load.failed { " " strong.bad title="the same way measured twice differs from itself" { "control failed" } }
         @else if load.blind { " " strong.bad title="Ringtap with 20 % more time in the server was not told from Ringtap as it is: that no difference was seen says nothing; one that was seen still holds" { "blind here" } }
         @else if some && !load.named { " " span.soft title="no comparison in it was named before the run" { "(exploratory)" } }

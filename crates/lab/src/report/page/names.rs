@@ -129,17 +129,17 @@ const LOADS: &[(&str, &str)] = &[
 ];
 
 /// A workload, short.
-pub fn workload(workload: &Workload) -> &str {
-    let known = LOADS.iter().find(|(of, _)| *of == workload.name);
-    known.map_or(workload.title, |(_, label)| label)
+pub fn workload(workload: &dyn Workload) -> &str {
+    let known = LOADS.iter().find(|(of, _)| *of == workload.name());
+    known.map_or(workload.title(), |(_, label)| label)
 }
 
 /// A workload with what is read off it, where that is not plain.
-pub fn load(of: &Workload, metric: Metric) -> String {
+pub fn load(of: &dyn Workload, metric: Metric) -> String {
     let title = workload(of);
     match metric {
         Metric::Iops | Metric::Bandwidth | Metric::TimePerOp | Metric::Elapsed => title.to_owned(),
-        Metric::Keeps if !of.name.starts_with("quiet") => format!("{title}: what one keeps"),
+        Metric::Keeps if !of.name().starts_with("quiet") => format!("{title}: what one keeps"),
         metric => format!("{title}: {}", metric.title()),
     }
 }

@@ -10,7 +10,7 @@ use crate::report::{format, steady};
 use crate::run::folder::Arm;
 use crate::sample::{Metric, Stage, Value};
 use crate::stats::decision::{Decision, Sensitivity, Why};
-use crate::workload::{Kind, Workload};
+use crate::workload::Workload;
 
 /// A stage: its ways against its loads.
 pub struct View<'a> {
@@ -25,7 +25,7 @@ pub struct View<'a> {
     /// The ways, the reference first.
     pub ways: Vec<Way<'a>>,
     /// What the bars of CPU time are of, where there are any.
-    pub cost: Option<(&'static Workload, Per)>,
+    pub cost: Option<(&'static dyn Workload, Per)>,
 }
 
 /// What a cost is of.
@@ -40,7 +40,7 @@ pub enum Per {
 /// A load with the metric that is read off it.
 pub struct Load {
     /// The workload.
-    pub workload: &'static Workload,
+    pub workload: &'static dyn Workload,
     /// The metric.
     pub metric: Metric,
     /// What a reader calls it.
@@ -144,15 +144,15 @@ fn view<'a>(analysis: &'a Analysis, stage: Stage, arms: &[&'a Arm]) -> Option<Vi
         .into_iter()
         .filter(|(workload, metric)| {
             // Bounds cannot be compared, and how evenly two loads share is no question of which way is better.
-            workload.kind != Kind::Durability
+            !workload.is_check()
                 && *metric != Metric::Jain
-                && (exact(analysis, arms, workload, *metric) > 1 || arms.len() == 1)
+                && (exact(analysis, arms, *workload, *metric) > 1 || arms.len() == 1)
         })
         .map(|(workload, metric)| {
             let named = |row: &&Row| {
-                row.stage == stage && row.workload == workload.name && row.metric == metric
+                row.stage == stage && row.workload == workload.name() && row.metric == metric
             };
-            let floor = analysis.floor(stage, workload.name, metric);
+            let floor = analysis.floor(stage, workload.name(), metric);
             Load {
                 workload,
                 metric,
@@ -169,14 +169,14 @@ fn view<'a>(analysis: &'a Analysis, stage: Stage, arms: &[&'a Arm]) -> Option<Vi
     }
     let compares = |load: &Load| {
         let row = |row: &&Row| {
-            row.stage == stage && row.workload == load.workload.name && row.metric == load.metric
+            row.stage == stage && row.workload == load.workload.name() && row.metric == load.metric
         };
         analysis.rows.iter().filter(row).any(|row| row.against == name && row.ratio.is_some())
     };
     let compared = loads.iter().filter(|load| compares(load)).count();
     loads.sort_by_cached_key(|load| {
         let has = |arm: &&&Arm| {
-            analysis.find(stage, &arm.name, load.workload.name, load.metric).is_some()
+            analysis.find(stage, &arm.name, load.workload.name(), load.metric).is_some()
         };
         (!compares(load), std::cmp::Reverse(arms.iter().filter(has).count()))
     });
@@ -196,16 +196,16 @@ fn view<'a>(analysis: &'a Analysis, stage: Stage, arms: &[&'a Arm]) -> Option<Vi
 }
 
 /// The medians of a load that are no bounds.
-fn exact(analysis: &Analysis, arms: &[&Arm], workload: &Workload, metric: Metric) -> usize {
-    let median = |arm: &&&Arm| analysis.median(arm.stage, &arm.name, workload.name, metric);
+fn exact(analysis: &Analysis, arms: &[&Arm], workload: &dyn Workload, metric: Metric) -> usize {
+    let median = |arm: &&&Arm| analysis.median(arm.stage, &arm.name, workload.name(), metric);
     arms.iter().filter(|arm| median(arm).is_some_and(|value| !value.at_least)).count()
 }
 
 fn cell(analysis: &Analysis, arm: &Arm, reference: &str, load: &Load) -> Option<Cell> {
     let Load { workload, metric, .. } = load;
-    let median = analysis.median(arm.stage, &arm.name, workload.name, *metric);
-    let row = analysis.row(arm.stage, &arm.name, reference, workload.name, *metric);
-    let failure = analysis.failure(arm.stage, &arm.name, workload.name);
+    let median = analysis.median(arm.stage, &arm.name, workload.name(), *metric);
+    let row = analysis.row(arm.stage, &arm.name, reference, workload.name(), *metric);
+    let failure = analysis.failure(arm.stage, &arm.name, workload.name());
     if median.is_none() && failure.is_none() {
         return None;
     }
@@ -225,8 +225,8 @@ fn cell(analysis: &Analysis, arm: &Arm, reference: &str, load: &Load) -> Option<
         interval: row.and_then(|row| row.interval).map(|i| (i.low, i.high)),
         word,
         exploratory: row.is_some_and(|row| row.question.is_none()),
-        unsteady: steady::is_unsteady(analysis, arm.stage, &arm.name, workload.name, *metric),
-        from_cache: ranking::from_cache(analysis, arm, workload),
+        unsteady: steady::is_unsteady(analysis, arm.stage, &arm.name, workload.name(), *metric),
+        from_cache: ranking::from_cache(analysis, arm, *workload),
     })
 }
 
@@ -239,8 +239,12 @@ const BY_GIB: [(&str, Metric); 3] = [
 ];
 
 /// The load of which most ways have their CPU time, small I/Os before large ones.
-fn dearest(analysis: &Analysis, stage: Stage, arms: &[&Arm]) -> Option<(&'static Workload, Per)> {
-    let mut counts: BTreeMap<usize, (&'static Workload, Per)> = BTreeMap::new();
+fn dearest(
+    analysis: &Analysis,
+    stage: Stage,
+    arms: &[&Arm],
+) -> Option<(&'static dyn Workload, Per)> {
+    let mut counts: BTreeMap<usize, (&'static dyn Workload, Per)> = BTreeMap::new();
     for (workload, _) in analysis.headlines(stage).into_iter().rev() {
         for per in [Per::Gib, Per::Io] {
             let has = |arm: &&&Arm| parts(analysis, arm, workload, per).is_some();
@@ -255,13 +259,13 @@ fn dearest(analysis: &Analysis, stage: Stage, arms: &[&Arm]) -> Option<(&'static
 }
 
 /// The CPU time of an arm in a workload by its parts.
-pub fn parts(analysis: &Analysis, arm: &Arm, workload: &Workload, per: Per) -> Option<Cost> {
+pub fn parts(analysis: &Analysis, arm: &Arm, workload: &dyn Workload, per: Per) -> Option<Cost> {
     let metrics = match per {
         Per::Io => BY_IO,
         Per::Gib => BY_GIB,
     };
     let value = |metric| {
-        let median = analysis.median(arm.stage, &arm.name, workload.name, metric)?;
+        let median = analysis.median(arm.stage, &arm.name, workload.name(), metric)?;
         Some(median.value)
     };
     let parts: Vec<(&'static str, f64)> =

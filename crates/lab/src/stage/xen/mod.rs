@@ -28,7 +28,7 @@ use crate::run::{Place, Runner, Running};
 use crate::sample::{Layer, Stage};
 use crate::stop::Stop;
 use crate::workload::fio::Target;
-use crate::workload::{Kind, Workload, durability};
+use crate::workload::{Client, Workload, durability};
 use machine::{Disk, FIRST_MEMORY, Machine, Needs};
 
 const STAGE: Stage = Stage::Xen;
@@ -48,18 +48,15 @@ pub fn missing(env: &Env) -> Option<Missing> {
 }
 
 /// Why a workload cannot run here.
-pub fn missing_workload(workload: &Workload, env: &Env) -> Option<Missing> {
-    match workload.kind {
-        Kind::Fio(_)
-        | Kind::FioFile(_)
-        | Kind::DdThroughput(_)
-        | Kind::DdLatency(_)
-        | Kind::Durability
-        | Kind::Two(_) => None,
-        Kind::Bonnie(_) | Kind::TwoBonnie => {
-            env.program("bonnie++", "bonnie++").or_else(|| env.program("mkfs.ext4", "e2fsprogs"))
+pub fn missing_workload(workload: &dyn Workload, env: &Env) -> Option<Missing> {
+    match workload.client() {
+        Client::Job | Client::Dd | Client::Flushes | Client::Two => None,
+        // Those by schedule and runs one after another take too long there.
+        Client::Fio if !workload.is_rated() => None,
+        Client::TwoFiles => workload.missing(env),
+        Client::Files if !workload.is_repeated() => {
+            workload.missing(env).or_else(|| env.program("mkfs.ext4", "e2fsprogs"))
         }
-        Kind::FileCopy { .. } | Kind::Archive => super::guest::missing_workload(workload, env),
         _ => Some(Missing::new("the guests of Xen do not run it", "the stage vm")),
     }
 }
@@ -72,7 +69,7 @@ pub fn room(plan: &Plan, arms: &[Running]) -> u64 {
 }
 
 fn guests(arms: &[Running]) -> usize {
-    let both = arms.iter().flat_map(Running::rounds).any(|w| w.kind.is_pair());
+    let both = arms.iter().flat_map(Running::rounds).any(|w| w.is_pair());
     if both { 2 } else { 1 }
 }
 
@@ -136,7 +133,7 @@ impl Xen {
         boot::ext4(&folder, &files, file_system(size, arms), runner.stop)?;
         settle(&files)?;
         let hvm = ways(arms).any(|way| way.seat(1) == Seat::Hvm);
-        let file_systems = arms.iter().flat_map(Running::rounds).any(|w| w.kind.on_file_system());
+        let file_systems = arms.iter().flat_map(Running::rounds).any(|w| w.on_file_system());
         runner.record.stages.push((STAGE, describe(runner, hvm)?));
         runner.folder.write_record(&runner.record)?;
         Ok(Xen { files, volumes, guests, hvm, file_systems, machine: None, lost: 0 })
@@ -270,9 +267,9 @@ pub fn renewals(arm: &Running) -> usize {
     let (written, mut renewed) = (Cell::new(false), 0);
     for workload in arm.rounds() {
         // Two loads come each alone, and both together.
-        let runs = if workload.kind.is_pair() { 3 } else { 1 };
+        let runs = if workload.is_pair() { 3 } else { 1 };
         for _ in 0..runs {
-            renewed += usize::from(written.replace(workload.kind.writes()));
+            renewed += usize::from(written.replace(workload.writes()));
         }
     }
     renewed
@@ -293,9 +290,9 @@ enum Failed {
 }
 
 /// The check of an arm that is made once, for which its disk must be attached.
-fn durability(arm: &Running, round: u32) -> Option<&'static Workload> {
+fn durability(arm: &Running, round: u32) -> Option<&'static dyn Workload> {
     let first = round == 0 && arm.name == arm.entry.name;
-    arm.workloads.iter().copied().find(|w| first && w.kind == Kind::Durability)
+    arm.workloads.iter().copied().find(|w| first && w.is_check())
 }
 
 /// One arm in one round: its loads from one guest, then those from both. Whether the machine may be used again.
@@ -316,7 +313,7 @@ fn block(
         runner.plan.rounds,
         arm.name
     ));
-    let both = arm.rounds().any(|w| w.kind.is_pair());
+    let both = arm.rounds().any(|w| w.is_pair());
     let disks: Vec<Disk> =
         (1..=if both { 2 } else { 1 }).map(|number| Disk::new(way, number, position)).collect();
     for disk in &disks {
@@ -382,28 +379,26 @@ fn sample(runner: &mut Runner<'_>, place: Place<'_>, disks: &Disks<'_>) -> Resul
     let (pid, tool) = (machine.dom0().pid(), runner.env.guest_tool());
     let nodes: Vec<String> = disks.disks.iter().map(Disk::node).collect();
     // No part of what is measured.
-    let ready = match place.workload.kind {
-        kind if kind.is_pair() => Ok(()),
-        kind => disks.ready(kind.writes()),
-    };
-    runner.sample(place, None, Some(pid), |mark| match (place.workload.kind, nodes.as_slice()) {
-        (kind, [first, second]) if kind.is_pair() => {
+    let workload = place.workload;
+    let ready = if workload.is_pair() { Ok(()) } else { disks.ready(workload.writes()) };
+    runner.sample(place, None, Some(pid), |mark| match nodes.as_slice() {
+        [first, second] if workload.is_pair() => {
             settings.run += LONGER;
             let guests = [machine.guest(Seat::Guest(1))?, machine.guest(Seat::Guest(2))?];
             // Both have Xen's clock.
             let ahead = [machine.shell(Seat::Guest(1), stop)?.clock_ahead()?; 2];
             let who = Who { servers: vec![], clients: vec![pid] };
             let devices = [first.as_str(), second];
-            let ready = &|| disks.ready(kind.writes());
+            let ready = &|| disks.ready(workload.writes());
             let pair = Pair { machines: guests, devices, who, ahead, notice: NOTICE, ready };
-            match kind {
-                Kind::Two(shape) => {
+            match workload.shape() {
+                Some(shape) => {
                     two_guests::measure(shape, place.round, &pair, &settings, stop, mark)
                 }
-                _ => two_bonnie::measure(place.round, &pair, &settings, stop),
+                None => two_bonnie::measure(place.round, &pair, &settings, stop),
             }
         }
-        (_, [device, ..]) => {
+        [device, ..] => {
             ready?;
             let seat = disks.way.seat(1);
             let shell = machine.shell(seat, stop)?;
@@ -416,9 +411,9 @@ fn sample(runner: &mut Runner<'_>, place: Place<'_>, disks: &Disks<'_>) -> Resul
                 memory: machine.memory(seat),
                 mark,
             };
-            inside::measure(place.workload, &settings, &here)
+            inside::measure(workload, &settings, &here)
         }
-        (_, []) => Err(none()),
+        [] => Err(none()),
     })
 }
 
@@ -482,7 +477,7 @@ mod tests {
             assert!(names.contains(&ours), "{ours}");
         }
         // One load and two at once, on the same stage.
-        assert!(plan.workloads().iter().all(|w| w.kind.runs_on(STAGE)));
+        assert!(plan.workloads().iter().all(|w| w.runs_on(STAGE)));
         assert_eq!(guests(&arms(&plan)), 2);
     }
 
@@ -526,7 +521,7 @@ mod tests {
     fn what_the_guests_cannot_run_is_a_row_with_its_reason() {
         let plan = plan("--workloads bonnie,archive,read-1m-qd8");
         for workload in plan.workloads() {
-            let runs = workload.kind != Kind::SnapshotLife;
+            let runs = !workload.of_snapshots();
             let missing =
                 missing_workload(workload, &Env::new("/nonexistent".into(), "/nonexistent".into()));
             assert!(missing.is_none() || !runs || !missing.unwrap().remedy.contains("vm"));

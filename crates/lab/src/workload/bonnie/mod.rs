@@ -3,7 +3,9 @@
 pub mod csv;
 pub mod runs;
 
-use super::Measured;
+use super::machine::{Machine, Tool};
+use super::{Client, Listed, Measured, Settings, Workload};
+use crate::env::{Env, Missing};
 use crate::error::Result;
 use crate::sample::{Metric, Metrics};
 
@@ -150,6 +152,57 @@ pub const SLOWEST: [Metric; 12] = [
     Metric::RandStatSlowest,
     Metric::RandDeleteSlowest,
 ];
+
+/// One run of it.
+pub struct Bonnie {
+    listed: Listed,
+    mode: Mode,
+}
+
+/// The columns that get a verdict.
+pub const HEADLINE: &[Metric] =
+    &[Metric::PutBlock, Metric::Rewrite, Metric::GetBlock, Metric::Seeks];
+
+const fn once(name: &'static str, title: &'static str, mode: Mode) -> Bonnie {
+    let (group, headline) = (Some("bonnie++"), HEADLINE);
+    Bonnie { listed: Listed { name, title, group, headline, quick: false }, mode }
+}
+
+/// bonnie++'s, on one disk.
+pub const WORKLOADS: &[&dyn Workload] = &[
+    &once("bonnie", "bonnie++ on ext4, through the page cache", Mode::Cached),
+    &once("bonnie-direct", "bonnie++ on ext4, past the page cache", Mode::Direct),
+    &once("bonnie-whole", "bonnie++ on ext4, all twelve columns", Mode::Whole),
+    &runs::Runs,
+];
+
+impl Workload for Bonnie {
+    fn listed(&self) -> &Listed {
+        &self.listed
+    }
+    fn client(&self) -> Client {
+        Client::Files
+    }
+    fn seconds(&self, settings: &Settings) -> f64 {
+        match self.mode {
+            Mode::Whole => 15.0 + 60.0 * settings.gib(),
+            Mode::Cached | Mode::Direct => 4.0 + 25.0 * settings.gib(),
+        }
+    }
+    fn missing(&self, env: &Env) -> Option<Missing> {
+        env.program("bonnie++", "bonnie++")
+    }
+    fn run(&self, machine: &dyn Machine) -> Result<Measured> {
+        let shape = shape(machine.settings().size, self.mode);
+        machine.files(&mut |files| {
+            let said = files.run(Tool::Bonnie, &args(files.dir(), shape))?;
+            parse(&said, shape, machine.memory())
+        })
+    }
+    fn has_columns(&self) -> bool {
+        true
+    }
+}
 
 #[cfg(test)]
 mod tests {

@@ -1,11 +1,14 @@
 //! bonnie++ run after run on one file system: on a fresh snapshot the first runs copy what they write over, later ones find it
 //! copied. Published were such rows, from the first to those that had settled.
 
+use super::Mode;
 use super::csv::Row;
+use crate::env::{Env, Missing};
 use crate::error::{Error, Result};
 use crate::sample::{Metric, Value};
 use crate::stats;
-use crate::workload::Measured;
+use crate::workload::machine::{Machine, Tool};
+use crate::workload::{Client, Listed, Measured, Settings, Workload};
 
 /// Runs at most.
 pub const MOST: usize = 8;
@@ -70,6 +73,44 @@ fn measured(rows: &[Row]) -> Result<Measured> {
     let asked: f64 = rows.iter().map(Row::asked).sum();
     measured.asked = Some(asked).filter(|bytes| *bytes > 0.0);
     Ok(measured)
+}
+
+/// The workload.
+pub struct Runs;
+
+const LISTED: Listed = Listed {
+    name: "bonnie-runs",
+    title: "bonnie++ run after run until settled",
+    group: None,
+    headline: &[Metric::FreshWrite, Metric::SettledWrite, Metric::GetBlock],
+    quick: false,
+};
+
+impl Workload for Runs {
+    fn listed(&self) -> &Listed {
+        &LISTED
+    }
+    fn client(&self) -> Client {
+        Client::Files
+    }
+    fn seconds(&self, settings: &Settings) -> f64 {
+        5.0 * (2.0 + 15.0 * settings.gib())
+    }
+    fn missing(&self, env: &Env) -> Option<Missing> {
+        env.program("bonnie++", "bonnie++")
+    }
+    fn run(&self, machine: &dyn Machine) -> Result<Measured> {
+        let shape = super::shape(machine.settings().size, Mode::Direct);
+        machine.files(&mut |files| {
+            until_settled(|| {
+                let said = files.run(Tool::Bonnie, &super::args(files.dir(), shape))?;
+                files.settle().map(|()| said)
+            })
+        })
+    }
+    fn is_repeated(&self) -> bool {
+        true
+    }
 }
 
 #[cfg(test)]
