@@ -6,7 +6,7 @@ use super::findings::Table;
 use super::{findings, format, ranking};
 use crate::backend::{self, Inner};
 use crate::run::folder::Arm;
-use crate::sample::{Metric, Stage};
+use crate::sample::Metric;
 use crate::stage::durable;
 
 const THROUGHPUT: &str = "dd-throughput";
@@ -29,9 +29,7 @@ pub fn page_cache(arm: &Arm) -> String {
     match (arm.cached, arm.stage) {
         (false, _) => "none".into(),
         (true, _) if of_guest => "the guest's".into(),
-        (true, Stage::Xen) => "the first domain's".into(),
-        (true, Stage::Host | Stage::Two | Stage::Remote) => "this machine's".into(),
-        (true, _) => "the host's".into(),
+        (true, stage) => crate::stage::of(stage).words().page_cache.into(),
     }
 }
 

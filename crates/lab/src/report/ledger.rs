@@ -110,16 +110,7 @@ fn limiter(stage: Stage, ledger: &Ledger, client: Option<f64>) -> String {
     if let Some(share) = ledger.server_thread.filter(|share| *share >= FULL) {
         full.push(format!("one thread of the server ({})", percent(share)));
     }
-    // User-Mode Linux is one processor in several processes, taken in turn; a virtual PC has a thread for each.
-    let (who, share) = match (stage, ledger.client_thread) {
-        (Stage::TwoVms, Some(thread)) => ("one processor of a guest", Some(thread)),
-        // Each has one processor, and each load on the host one thread.
-        (Stage::TwoGuests, _) => ("the guests' processors", client.map(|client| client / 2.0)),
-        (Stage::Two, _) => ("the clients", client.map(|client| client / 2.0)),
-        (Stage::Vm | Stage::Xen, Some(thread)) => ("one processor of the guest", Some(thread)),
-        (Stage::Guest | Stage::Vm | Stage::Xen, _) => ("the guest's processor", client),
-        _ => ("the client", client),
-    };
+    let (who, share) = crate::stage::of(stage).client(ledger.client_thread, client);
     if let Some(share) = share.filter(|share| *share >= FULL) {
         full.push(format!("{who} ({} of one CPU)", percent(share)));
     }

@@ -101,12 +101,7 @@ pub fn check<'a>(analysis: &'a Analysis, arm: &Arm) -> Option<&'a Durability> {
         analysis.durability.iter().find(|check| check.stage == stage && check.arm == arm.backend)
     };
     // Two loads use the servers that one uses.
-    on(arm.stage).or_else(|| match arm.stage {
-        Stage::TwoGuests => on(Stage::Guest),
-        Stage::TwoVms => on(Stage::Vm),
-        Stage::Two => on(Stage::Host),
-        _ => None,
-    })
+    on(arm.stage).or_else(|| on(crate::stage::of(arm.stage).of_one()?))
 }
 
 /// Whether an arm's number of a workload may be ranked: its group is durable, and the ledger does not show a cache; the arm

@@ -14,27 +14,10 @@ pub fn stage(analysis: &Analysis, stage: Stage) -> String {
     let run = &analysis.run;
     let known =
         run.stages.iter().find(|(of, _)| *of == stage).map(|(_, words)| without_folders(words));
-    known.unwrap_or_else(|| match stage {
-        Stage::Host => "this machine as it is".into(),
-        Stage::Two => {
-            "two loads at once, each on a disk of its own, both on one device of this machine"
-                .into()
-        }
-        Stage::TwoGuests => {
-            "two guests of User-Mode Linux at once, each with a disk of its own, both on one device"
-                .into()
-        }
-        Stage::TwoVms => {
-            "two virtual PCs in QEMU at once, each with a disk of its own, both on one device"
-                .into()
-        }
-        Stage::Remote => {
-            "this machine, on disks that are elsewhere: on NBD servers and in a Ceph of one, both on this machine, and behind \
-             HTTP, where each request takes 20 ms and all together get 100 MB/s"
-                .into()
-        }
-        Stage::Xen => "guests of a nested Xen, booted once for all rounds".into(),
-        Stage::Guest | Stage::Vm => run.guest.clone().unwrap_or_else(|| "inside a guest".into()),
+    known.unwrap_or_else(|| {
+        let one = !stage.is_of_host() && !stage.is_contention() && stage.boots_each_round();
+        let guest = run.guest.clone().filter(|_| one);
+        guest.unwrap_or_else(|| crate::stage::of(stage).words().what.into())
     })
 }
 

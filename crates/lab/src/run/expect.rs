@@ -1,59 +1,16 @@
 //! How long a plan is expected to take, from what its parts took on two busy cores of 2.5 GHz.
 
 use super::Running;
-use crate::backend::Image;
 use crate::plan::Plan;
 use crate::sample::Stage;
-use crate::stage::{guest, xen};
-use crate::workload::{Client, Workload, rated};
+use crate::stage::{self, TRANSLATED};
+use crate::workload::{Workload, rated};
 
 /// Bytes a second at which disks are written, synced and converted.
 const WRITING: f64 = 250e6;
-/// An arm's disks under Xen, attached and detached.
-const XEN_TURN: f64 = 8.0;
-/// Under TCG a guest's programs take longer.
-const TRANSLATED: f64 = 1.7;
-
-/// Under a nested Xen what works on a file system takes longer still.
-const NESTED: f64 = 4.0;
-
 /// Seconds that a workload is expected to take on a stage.
 pub fn seconds(plan: &Plan, stage: Stage, workload: &dyn Workload) -> f64 {
-    let work = workload.seconds(&plan.settings(0));
-    match (workload.client(), stage) {
-        // They wait for a common moment.
-        (Client::Two, Stage::TwoGuests) => work + 6.0,
-        (Client::Two, Stage::TwoVms) => work + 14.0,
-        (Client::Two, Stage::Xen) => work + 22.0,
-        (Client::Two, _) => work + 1.5,
-        (Client::TwoFiles, Stage::TwoGuests) => work + 3.0,
-        (Client::TwoFiles, _) => work * TRANSLATED + 12.0,
-        // Its own time is as long on a translated processor, and its start takes little.
-        (_, Stage::Vm) if workload.job().is_some() || workload.is_rated() => work,
-        // Each system call that blocks passes two schedulers that are translated.
-        (Client::Files, Stage::Xen) => work * NESTED,
-        (_, Stage::Vm | Stage::Xen) => work * TRANSLATED,
-        _ => work,
-    }
-}
-
-/// Seconds of each round in which an arm's overlays and snapshots are made anew for what writes to them.
-fn renewing(stage: Stage, arm: &Running) -> f64 {
-    let overlay = matches!(arm.entry.backend.image(), Image::Overlay(_));
-    let snapshot = arm.entry.backend.inner().is_snapshot();
-    let (loads, writing) = (arm.rounds().count(), arm.rounds().filter(|w| w.writes()).count());
-    match stage {
-        Stage::Xen => XEN_TURN * xen::renewals(arm) as f64,
-        // Before each of the two alone, and before both: two servers, or two tables of device-mapper.
-        Stage::Two if overlay => 3.0 * 0.5 * writing as f64,
-        Stage::Two if snapshot => 3.0 * 0.2 * writing as f64,
-        // Each load that writes has a server and a disk of its own.
-        Stage::Guest | Stage::Vm if overlay => {
-            0.5 * guest::parts(arm, 1).len().saturating_sub(1) as f64
-        }
-        Stage::Host | Stage::Guest | Stage::Vm if snapshot => 0.2 * loads as f64,
-        _ => 0.0,
-    }
+    stage::of(stage).seconds(workload, &plan.settings(0))
 }
 
 /// Seconds in which a stage finds out, before its first round, at which rate its loads by schedule go.
@@ -87,26 +44,16 @@ pub fn expected(plan: &Plan, arms: &[(Stage, Vec<Running>)]) -> f64 {
     let rounds = f64::from(plan.rounds);
     let stages = arms.iter().filter(|(_, arms)| !arms.is_empty()).map(|(stage, arms)| {
         let of = |workload: &dyn Workload| seconds(plan, *stage, workload);
+        let of_stage = stage::of(*stage);
         // In a guest of their own.
         let boots = checks(arms).next().is_some() && stage.boots_each_round();
         let loads: f64 = arms.iter().flat_map(Running::rounds).map(of).sum();
-        let renewing: f64 = arms.iter().map(|arm| renewing(*stage, arm)).sum();
-        let booting = match stage {
-            Stage::Host | Stage::Two | Stage::Remote => 0.2 * arms.len() as f64,
-            Stage::Guest => 4.0,
-            Stage::Vm => 5.0 + 0.25 * arms.len() as f64,
-            Stage::TwoGuests => 8.0,
-            Stage::TwoVms => 24.0 + 1.0 * arms.len() as f64,
-            Stage::Xen => XEN_TURN * arms.len() as f64,
-        };
-        let disks = crate::stage::room(*stage, plan, arms) as f64 / WRITING;
+        let renewing: f64 = arms.iter().map(|arm| of_stage.renewing(arm)).sum();
+        let booting = of_stage.booting(arms.len());
+        let disks = stage::room(*stage, plan, arms) as f64 / WRITING;
         let ceph = arms.iter().any(|arm| arm.entry.backend.in_ceph());
-        let beforehand = match stage {
-            Stage::Xen => 90.0,
-            _ if ceph => 4.0 + plan.size as f64 / WRITING,
-            _ => 0.0,
-        };
-        let beforehand = beforehand + rating(*stage, arms);
+        let cluster = if ceph { 4.0 + plan.size as f64 / WRITING } else { 0.0 };
+        let beforehand = of_stage.beforehand() + cluster + rating(*stage, arms);
         let checks = checks(arms).map(of).sum::<f64>() + if boots { booting } else { 0.0 };
         checks + disks + beforehand + rounds * (loads + renewing + booting)
     });
@@ -139,6 +86,7 @@ mod tests {
     use crate::cli::CompareArgs;
     use crate::env::Env;
     use crate::run::matrix;
+    use crate::stage::xen::TURN as XEN_TURN;
 
     #[derive(Parser)]
     struct Cli {
@@ -182,7 +130,7 @@ mod tests {
         let takes = |stage: &str, backend: &str, workloads: &str| {
             let (plan, arms) =
                 plan(stage, &format!("--backends {backend} --workloads {workloads}"));
-            renewing(plan.stages[0], &arms[0])
+            stage::of(plan.stages[0]).renewing(&arms[0])
         };
         let loads = "randread-4k-qd1,randwrite-4k-qd1,randwrite-4k-qd32,two-write";
         // The first writer finds what was attached; of two loads each comes alone and both together.

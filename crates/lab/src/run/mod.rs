@@ -25,7 +25,7 @@ use crate::host::Host;
 use crate::plan::Plan;
 use crate::process::Server;
 use crate::sample::{Metric, Sample, Stage, twin};
-use crate::stage::{self, durable, guest, host, two, two_guests, xen};
+use crate::stage::{self, durable};
 use crate::stop::Stop;
 use crate::workload::{self, Measured, Settings, Workload};
 use expect::seconds;
@@ -62,15 +62,6 @@ impl Running {
     pub fn is_rated(&self) -> bool {
         self.workloads.iter().any(|workload| workload.is_rated())
     }
-}
-
-/// A stage that is ready for its rounds.
-enum Prepared {
-    Host(host::Host),
-    Guest(guest::Guest),
-    Two(two::Two),
-    TwoGuests(two_guests::TwoGuests),
-    Xen(Box<xen::Xen>),
 }
 
 /// A run while it goes on.
@@ -293,24 +284,13 @@ impl Runner<'_> {
         }
         let mut running = Vec::new();
         for (stage, arms) in &stages {
-            let counts = |arm: &Running| *stage == Stage::Xen && !arm.workloads.is_empty();
+            let counts =
+                |arm: &Running| stage::of(*stage).counts_in_rounds() && !arm.workloads.is_empty();
             if !arms.iter().any(|arm| arm.rounds().next().is_some() || counts(arm)) {
                 running.push(None);
                 continue;
             }
-            running.push(Some(match stage {
-                Stage::Host | Stage::Remote => {
-                    Prepared::Host(host::Host::prepare(self, *stage, arms)?)
-                }
-                Stage::Guest | Stage::Vm => {
-                    Prepared::Guest(guest::Guest::prepare(self, *stage, arms)?)
-                }
-                Stage::Two => Prepared::Two(two::Two::prepare(self)?),
-                Stage::TwoGuests | Stage::TwoVms => {
-                    Prepared::TwoGuests(two_guests::TwoGuests::prepare(self, *stage, arms)?)
-                }
-                Stage::Xen => Prepared::Xen(Box::new(xen::Xen::prepare(self, arms)?)),
-            }));
+            running.push(Some(stage::of(*stage).prepare(self, arms)?));
         }
         for round in 0..self.plan.rounds {
             for (((stage, arms), orders), prepared) in stages.iter().zip(&orders).zip(&mut running)
@@ -321,13 +301,8 @@ impl Runner<'_> {
                 }
                 let order: Vec<&Running> =
                     orders[round as usize].iter().map(|&at| &arms[at]).collect();
-                match prepared {
-                    Some(Prepared::Host(host)) => host.round(self, round, &order)?,
-                    Some(Prepared::Guest(guest)) => guest.round(self, round, &order)?,
-                    Some(Prepared::Two(two)) => two.round(self, round, &order)?,
-                    Some(Prepared::TwoGuests(two)) => two.round(self, round, &order)?,
-                    Some(Prepared::Xen(xen)) => xen.round(self, round, &order)?,
-                    None => {}
+                if let Some(prepared) = prepared {
+                    prepared.round(self, round, &order)?;
                 }
                 self.boot = None;
             }

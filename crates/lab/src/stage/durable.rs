@@ -87,15 +87,14 @@ pub fn pass(runner: &mut Runner<'_>, stage: Stage, arms: &[Running]) -> Result<(
     let Some(workload) = workload::find("durability").filter(|_| !arms.is_empty()) else {
         return Ok(());
     };
-    // Its disks are attached one after the other: it counts by itself.
-    if stage == Stage::Xen {
+    if !super::of(stage).counts_beforehand() {
         return Ok(());
     }
     runner.progress.say(&format!("{stage}  counting flushes"));
     let probe = Probe::make(runner, bytes)?;
-    let result = match stage {
-        Stage::Host | Stage::Two | Stage::Remote => host(runner, stage, &probe, &arms, workload),
-        _ => inside(runner, stage, &probe, &arms, workload),
+    let result = match stage.is_of_host() {
+        true => host(runner, stage, &probe, &arms, workload),
+        false => inside(runner, stage, &probe, &arms, workload),
     };
     let removed = probe.remove();
     result.and(removed)

@@ -12,13 +12,15 @@ use ringtap_guest::{Guest as Machine, Qemu};
 
 use super::boot::{self, Attached, OVERHEAD, PC_MEMORY, UML_MEMORY, disk_bytes};
 use super::inside::{self, Shell};
-use crate::backend::{Image, Inner, SECRET, own};
+use crate::backend::{Entry, Image, Inner, Reach, SECRET, own};
 use crate::env::{Env, Missing};
 use crate::error::{Error, Result};
+use crate::plan::Plan;
 use crate::process;
 use crate::run::scratch::settle;
 use crate::run::{Place, Runner, Running};
-use crate::sample::Stage;
+use crate::sample::Stage as Name;
+use crate::stage::{Prepared, Stage, TRANSLATED, Words, of_itself};
 use crate::stop::Stop;
 use crate::workload::{Client, Settings, Workload, fio, rated};
 
@@ -71,16 +73,87 @@ pub fn missing_workload(workload: &dyn Workload, env: &Env) -> Option<Missing> {
     }
 }
 
+/// The stages `guest` and `vm`.
+pub struct InGuest {
+    /// A virtual PC, or User-Mode Linux.
+    pub pc: bool,
+}
+
+impl Stage for InGuest {
+    fn name(&self) -> Name {
+        if self.pc { Name::Vm } else { Name::Guest }
+    }
+    fn words(&self) -> Words {
+        let (heading, behind, place) = match self.pc {
+            true => ("In a virtual machine", "", 0),
+            false => ("In a User-Mode Linux guest", " (UML guest)", 2),
+        };
+        Words { heading, what: "inside a guest", behind, page_cache: "the host's", place }
+    }
+    fn missing(&self, entry: &Entry, env: &Env) -> Option<Missing> {
+        unbootable(self.pc, entry, env)
+    }
+    fn missing_workload(
+        &self,
+        entry: &Entry,
+        workload: &dyn Workload,
+        env: &Env,
+    ) -> Option<Missing> {
+        of_itself(entry, workload, env).or_else(|| missing_workload(workload, env))
+    }
+    fn room(&self, plan: &Plan, arms: &[Running]) -> u64 {
+        arms.iter().map(|arm| room(plan.size, arm)).sum()
+    }
+    fn prepare(&self, runner: &mut Runner<'_>, arms: &[Running]) -> Result<Box<dyn Prepared>> {
+        Ok(Box::new(Guest::prepare(runner, self.name(), arms)?))
+    }
+    fn seconds(&self, workload: &dyn Workload, settings: &Settings) -> f64 {
+        let work = workload.seconds(settings);
+        // fio's own time is as long on a translated processor, and its start takes little.
+        let by_clock = workload.job().is_some() || workload.is_rated();
+        if self.pc && !by_clock { work * TRANSLATED } else { work }
+    }
+    fn booting(&self, arms: usize) -> f64 {
+        if self.pc { 5.0 + 0.25 * arms as f64 } else { 4.0 }
+    }
+    /// Each load that writes has a server and a disk of its own.
+    fn renewing(&self, arm: &Running) -> f64 {
+        if is_overlay(arm) {
+            return 0.5 * parts(arm, 1).len().saturating_sub(1) as f64;
+        }
+        let snapshot = arm.entry.backend.inner().is_snapshot();
+        if snapshot { 0.2 * arm.rounds().count() as f64 } else { 0.0 }
+    }
+    /// User-Mode Linux is one processor in several processes, taken in turn; a virtual PC has a thread for each.
+    fn client(&self, thread: Option<f64>, all: Option<f64>) -> (&'static str, Option<f64>) {
+        match thread.filter(|_| self.pc) {
+            Some(thread) => ("one processor of the guest", Some(thread)),
+            None => ("the guest's processor", all),
+        }
+    }
+}
+
+/// Why no guest can be booted, or none with the disk of this backend.
+pub fn unbootable(pc: bool, entry: &Entry, env: &Env) -> Option<Missing> {
+    if !pc {
+        return env.appliance().err();
+    }
+    let nbd = entry.backend.reach() == Reach::Nbd;
+    env.program("qemu-system-x86_64", "qemu-system-x86")
+        .or_else(|| env.pc().err())
+        .or_else(|| nbd.then(|| env.pc_network()).flatten())
+}
+
 /// The stage, prepared.
 #[derive(Debug)]
 pub struct Guest {
-    stage: Stage,
+    stage: Name,
     disks: Vec<(String, PathBuf)>,
 }
 
 impl Guest {
     /// Builds the appliance and writes the disks.
-    pub fn prepare(runner: &mut Runner<'_>, stage: Stage, arms: &[Running]) -> Result<Guest> {
+    pub fn prepare(runner: &mut Runner<'_>, stage: Name, arms: &[Running]) -> Result<Guest> {
         let mut disks = Vec::new();
         for arm in arms.iter().filter(|arm| has_rounds(arm)) {
             let name = format!("{stage}-{}", arm.name.replace('#', "-"));
@@ -92,8 +165,16 @@ impl Guest {
         Ok(Guest { stage, disks })
     }
 
-    /// One round: servers, one boot, every arm, all gone again.
-    pub fn round(&mut self, runner: &mut Runner<'_>, round: u32, order: &[&Running]) -> Result<()> {
+    fn disk(&self, arm: &str) -> Result<&Path> {
+        let disk = self.disks.iter().find(|(name, _)| name == arm);
+        disk.map(|(_, path)| path.as_path())
+            .ok_or_else(|| Error::Plan(format!("no disk was made for {arm}")))
+    }
+}
+
+impl Prepared for Guest {
+    /// Servers, one boot, every arm, all gone again.
+    fn round(&mut self, runner: &mut Runner<'_>, round: u32, order: &[&Running]) -> Result<()> {
         let stage = self.stage;
         if let Some(error) = runner.unbootable(stage) {
             return (0..).zip(order).try_for_each(|(position, arm)| {
@@ -176,18 +257,12 @@ impl Guest {
         }
         Ok(())
     }
-
-    fn disk(&self, arm: &str) -> Result<&Path> {
-        let disk = self.disks.iter().find(|(name, _)| name == arm);
-        disk.map(|(_, path)| path.as_path())
-            .ok_or_else(|| Error::Plan(format!("no disk was made for {arm}")))
-    }
 }
 
 /// What the slowest backend of the stage carries, for the rated loads.
 fn find_capacity(
     runner: &mut Runner<'_>,
-    stage: Stage,
+    stage: Name,
     machine: &Machine,
     attached: &[Attached<'_>],
 ) -> Result<()> {
@@ -215,8 +290,8 @@ fn find_capacity(
 }
 
 /// Memory of a stage's guest in bytes.
-pub fn memory(runner: &Runner<'_>, stage: Stage) -> u64 {
-    let pc = matches!(stage, Stage::Vm | Stage::TwoVms);
+pub fn memory(runner: &Runner<'_>, stage: Name) -> u64 {
+    let pc = matches!(stage, Name::Vm | Name::TwoVms);
     runner.plan.memory.unwrap_or(if pc { PC_MEMORY } else { UML_MEMORY })
 }
 
@@ -282,7 +357,7 @@ pub struct Part {
 /// Starts an arm's server on its disk (an overlay is made anew first). `None` when that failed, which is recorded.
 pub fn attach<'a>(
     runner: &mut Runner<'_>,
-    stage: Stage,
+    stage: Name,
     arm: &'a Running,
     round: u32,
     position: u32,
@@ -330,14 +405,14 @@ pub fn fresh(env: &Env, stop: &Stop, arm: &Running, disk: &Path, nth: u32) -> Re
 }
 
 /// Switches a guest off; a guest that does not is trouble, and gone all the same.
-pub fn switch_off(runner: &mut Runner<'_>, stage: Stage, machine: Machine) {
+pub fn switch_off(runner: &mut Runner<'_>, stage: Name, machine: Machine) {
     if let Err(error) = machine.shutdown(OFF) {
         runner.trouble(stage, "guest", &Error::Guest(error.to_string()));
     }
 }
 
 /// Ends an arm's serving.
-pub fn end(runner: &mut Runner<'_>, stage: Stage, one: Attached<'_>) {
+pub fn end(runner: &mut Runner<'_>, stage: Name, one: Attached<'_>) {
     let name = one.arm.name.clone();
     if let Err(error) = one.served.end() {
         runner.trouble(stage, &name, &error);
@@ -347,7 +422,7 @@ pub fn end(runner: &mut Runner<'_>, stage: Stage, one: Attached<'_>) {
 /// Records that nothing of an arm could be measured in a round.
 pub fn fail_all(
     runner: &mut Runner<'_>,
-    stage: Stage,
+    stage: Name,
     arm: &Running,
     round: u32,
     position: u32,
@@ -362,7 +437,7 @@ pub fn fail_all(
 /// The same for what is run on one disk of an arm.
 fn fail_attached(
     runner: &mut Runner<'_>,
-    stage: Stage,
+    stage: Name,
     one: &Attached<'_>,
     round: u32,
     error: &Error,
@@ -378,7 +453,7 @@ fn fail_attached(
 /// no guest came up.
 pub fn boot_with_the_living(
     runner: &mut Runner<'_>,
-    stage: Stage,
+    stage: Name,
     attached: &mut Vec<Attached<'_>>,
     round: u32,
 ) -> Result<Option<Machine>> {
@@ -416,9 +491,9 @@ pub fn boot_with_the_living(
 }
 
 /// What a guest of the stage is.
-pub fn describe(runner: &Runner<'_>, stage: Stage) -> Result<String> {
+pub fn describe(runner: &Runner<'_>, stage: Name) -> Result<String> {
     let appliance = match stage {
-        Stage::Vm | Stage::TwoVms => runner.env.pc(),
+        Name::Vm | Name::TwoVms => runner.env.pc(),
         _ => runner.env.appliance(),
     };
     let appliance = appliance.map_err(|missing| Error::Guest(missing.reason))?;
@@ -430,7 +505,7 @@ pub fn describe(runner: &Runner<'_>, stage: Stage) -> Result<String> {
     let mib = memory(runner, stage) >> 20;
     let cost = "the client's CPU is the whole guest's, seen from outside";
     Ok(match stage {
-        Stage::Vm | Stage::TwoVms => format!(
+        Name::Vm | Name::TwoVms => format!(
             "QEMU ({kernel}), two CPUs, {mib} MiB, one boot for each round with the disks of all arms; {cost}"
         ),
         _ => format!(
@@ -440,8 +515,8 @@ pub fn describe(runner: &Runner<'_>, stage: Stage) -> Result<String> {
 }
 
 /// Why the processor of a stage's guest is translated, and what would help.
-fn translated(runner: &Runner<'_>, stage: Stage) -> Option<String> {
-    let pc = matches!(stage, Stage::Vm | Stage::TwoVms);
+fn translated(runner: &Runner<'_>, stage: Name) -> Option<String> {
+    let pc = matches!(stage, Name::Vm | Name::TwoVms);
     let why = Qemu::kvm(&runner.env.pc().ok().filter(|_| pc)?).err()?;
     Some(format!(
         "the guest's processor is translated (TCG), for {why}. What would help: {}",
@@ -450,11 +525,7 @@ fn translated(runner: &Runner<'_>, stage: Stage) -> Option<String> {
 }
 
 /// Says in the record what really ran the guest's processor, once it is known.
-pub fn remember_accelerator(
-    runner: &mut Runner<'_>,
-    stage: Stage,
-    machine: &Machine,
-) -> Result<()> {
+pub fn remember_accelerator(runner: &mut Runner<'_>, stage: Name, machine: &Machine) -> Result<()> {
     let claim = match machine.accelerator() {
         "kvm" => "; under KVM".to_owned(),
         "tcg" => {
@@ -470,8 +541,8 @@ pub fn remember_accelerator(
 }
 
 /// Adds to what the report says of a stage, unless it says so already.
-pub fn remember(runner: &mut Runner<'_>, stage: Stage, claim: &str) -> Result<()> {
-    let known = |(of, words): &&mut (Stage, String)| *of == stage && !words.contains(claim);
+pub fn remember(runner: &mut Runner<'_>, stage: Name, claim: &str) -> Result<()> {
+    let known = |(of, words): &&mut (Name, String)| *of == stage && !words.contains(claim);
     match runner.record.stages.iter_mut().find(known) {
         Some((_, words)) => {
             words.push_str(claim);
@@ -492,7 +563,7 @@ mod tests {
         let names =
             ["randread-4k-qd1", "read-1m-qd8", "randwrite-4k-qd32", "bonnie", "snapshot-life"];
         let arm = |name: &str| {
-            let entry = backend::find(Stage::Vm, name).unwrap();
+            let entry = backend::find(Name::Vm, name).unwrap();
             let workloads = names.iter().map(|name| workload::find(name).unwrap()).collect();
             Running { name: name.into(), entry, workloads }
         };

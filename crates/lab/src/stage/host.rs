@@ -6,20 +6,26 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::backend::ceph::{Cluster, FOLDER};
-use crate::backend::{Access, Entry, Reach, kernelnbd, volume};
+use crate::backend::volume::BESIDE;
+use crate::backend::{Access, Entry, Inner, Reach, kernelnbd, volume};
 use crate::env::{Env, Missing};
 use crate::error::{Error, Result};
+use crate::plan::Plan;
 use crate::process;
 use crate::run::scratch::settle;
 use crate::run::{Place, Runner, Running};
-use crate::sample::Stage;
+use crate::sample::Stage as Name;
 use crate::stage::here::{self, Disk, Here};
+use crate::stage::{Prepared, Stage, Words, of_itself};
 use crate::stop::Stop;
 use crate::workload::fio::Target;
-use crate::workload::{Client, Workload, rated};
+use crate::workload::{Client, Settings, Workload, rated};
+
+/// Seconds in which a server starts and ends.
+pub const SERVING: f64 = 0.2;
 
 /// Why a workload cannot run on a backend.
-pub fn missing(entry: &Entry, workload: &dyn Workload, env: &Env) -> Option<Missing> {
+fn missing(entry: &Entry, workload: &dyn Workload, env: &Env) -> Option<Missing> {
     let reach = entry.backend.reach();
     let fio = |engine| env.program("fio", "fio").or_else(|| fio_engine(engine));
     match (workload.client(), reach) {
@@ -84,10 +90,114 @@ fn fio_engine(engine: &str) -> Option<Missing> {
     })
 }
 
+/// The stage `host`.
+pub struct OnHost;
+
+/// The stage `remote`.
+pub struct Elsewhere;
+
+impl Stage for OnHost {
+    fn name(&self) -> Name {
+        Name::Host
+    }
+    fn words(&self) -> Words {
+        Words {
+            heading: "On the host",
+            what: "this machine as it is",
+            behind: " (host)",
+            page_cache: "this machine's",
+            place: 3,
+        }
+    }
+    fn missing(&self, _: &Entry, _: &Env) -> Option<Missing> {
+        None
+    }
+    fn missing_workload(
+        &self,
+        entry: &Entry,
+        workload: &dyn Workload,
+        env: &Env,
+    ) -> Option<Missing> {
+        of_itself(entry, workload, env).or_else(|| missing(entry, workload, env))
+    }
+    fn room(&self, plan: &Plan, arms: &[Running]) -> u64 {
+        let any = |of: fn(Inner) -> bool| arms.iter().any(|arm| of(arm.entry.backend.inner()));
+        let files = arms.iter().any(|arm| arm.workloads.iter().any(|w| w.on_file_system()));
+        let snapshot = any(Inner::is_snapshot);
+        let beside = snapshot || any(|inner| inner == Inner::Thin);
+        plan.size
+            + if files { plan.size } else { 0 }
+            + if snapshot { plan.size } else { 0 }
+            + if beside { BESIDE } else { 0 }
+    }
+    fn prepare(&self, runner: &mut Runner<'_>, arms: &[Running]) -> Result<Box<dyn Prepared>> {
+        Ok(Box::new(Host::prepare(runner, self.name(), arms)?))
+    }
+    fn seconds(&self, workload: &dyn Workload, settings: &Settings) -> f64 {
+        workload.seconds(settings)
+    }
+    fn booting(&self, arms: usize) -> f64 {
+        SERVING * arms as f64
+    }
+    fn renewing(&self, arm: &Running) -> f64 {
+        let snapshot = arm.entry.backend.inner().is_snapshot();
+        if snapshot { 0.2 * arm.rounds().count() as f64 } else { 0.0 }
+    }
+    fn client(&self, _: Option<f64>, all: Option<f64>) -> (&'static str, Option<f64>) {
+        ("the client", all)
+    }
+}
+
+impl Stage for Elsewhere {
+    fn name(&self) -> Name {
+        Name::Remote
+    }
+    fn words(&self) -> Words {
+        Words {
+            heading: "On disks that are elsewhere",
+            what: "this machine, on disks that are elsewhere: on NBD servers and in a Ceph of one, both on this machine, and behind \
+                   HTTP, where each request takes 20 ms and all together get 100 MB/s",
+            behind: " (disk elsewhere)",
+            page_cache: "this machine's",
+            place: 7,
+        }
+    }
+    fn missing(&self, _: &Entry, _: &Env) -> Option<Missing> {
+        None
+    }
+    fn missing_workload(
+        &self,
+        entry: &Entry,
+        workload: &dyn Workload,
+        env: &Env,
+    ) -> Option<Missing> {
+        OnHost.missing_workload(entry, workload, env)
+    }
+    /// A start's download or cache beside the disk, and what a cluster's monitor keeps.
+    fn room(&self, plan: &Plan, _: &[Running]) -> u64 {
+        2 * plan.size + (256 << 20)
+    }
+    fn prepare(&self, runner: &mut Runner<'_>, arms: &[Running]) -> Result<Box<dyn Prepared>> {
+        Ok(Box::new(Host::prepare(runner, self.name(), arms)?))
+    }
+    fn seconds(&self, workload: &dyn Workload, settings: &Settings) -> f64 {
+        workload.seconds(settings)
+    }
+    fn booting(&self, arms: usize) -> f64 {
+        SERVING * arms as f64
+    }
+    fn renewing(&self, _: &Running) -> f64 {
+        0.0
+    }
+    fn client(&self, _: Option<f64>, all: Option<f64>) -> (&'static str, Option<f64>) {
+        ("the client", all)
+    }
+}
+
 /// The stage, prepared.
 #[derive(Debug)]
 pub struct Host {
-    stage: Stage,
+    stage: Name,
     disk: PathBuf,
     /// For the arms whose disk lies in one.
     _cluster: Option<Cluster>,
@@ -95,7 +205,7 @@ pub struct Host {
 
 impl Host {
     /// Writes the disk, and starts a cluster where arms want one.
-    pub fn prepare(runner: &mut Runner<'_>, stage: Stage, arms: &[Running]) -> Result<Host> {
+    pub fn prepare(runner: &mut Runner<'_>, stage: Name, arms: &[Running]) -> Result<Host> {
         let disk = runner.disk(&format!("{stage}.raw"))?;
         let mut cluster = None;
         if let Some(arm) = arms.iter().find(|arm| arm.entry.backend.in_ceph()) {
@@ -142,9 +252,11 @@ impl Host {
         }
         Ok(())
     }
+}
 
-    /// One round: a block for each arm.
-    pub fn round(&self, runner: &mut Runner<'_>, round: u32, order: &[&Running]) -> Result<()> {
+impl Prepared for Host {
+    /// A block for each arm.
+    fn round(&mut self, runner: &mut Runner<'_>, round: u32, order: &[&Running]) -> Result<()> {
         for (position, arm) in (0..).zip(order) {
             let place = |workload| Place { stage: self.stage, arm, workload, round, position };
             runner.keep_written(&self.disk)?;

@@ -9,20 +9,22 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use ringtap_guest::fio::Report;
 
-use super::guest;
+use super::host::SERVING;
+use super::{Prepared, Stage, Words, guest, of_itself};
 use crate::backend::volume::BESIDE;
-use crate::backend::{Access, Context, Image, Served, volume};
-use crate::env::Env;
+use crate::backend::{Access, Context, Entry, Image, Reach, Served, volume};
+use crate::env::{Env, Missing};
 use crate::error::{Error, Result};
+use crate::plan::Plan;
 use crate::process::{self, Server};
 use crate::run::meter::{Meter, Who};
 use crate::run::scratch::{settle, wait_unlocked};
 use crate::run::{Mark, Place, Runner, Running};
-use crate::sample::Stage;
+use crate::sample::Stage as Name;
 use crate::stop::Stop;
 use crate::workload::fio::{Job, escape};
 use crate::workload::two::{self, Load, Shape};
-use crate::workload::{Measured, Settings, load};
+use crate::workload::{Measured, Settings, Workload, load};
 
 /// Two of `ringtap-lab load` wake a moment after each other; each has load before its measured time for at least so long.
 const RAMP: Duration = Duration::from_millis(100);
@@ -39,6 +41,67 @@ pub fn room(size: u64, arms: &[Running]) -> u64 {
         + if snapshots { 2 * (size + BESIDE) } else { 0 }
 }
 
+/// The stage `two`.
+pub struct TwoLoads;
+
+impl Stage for TwoLoads {
+    fn name(&self) -> Name {
+        Name::Two
+    }
+    fn words(&self) -> Words {
+        Words {
+            heading: "Two loads at once on the host",
+            what: "two loads at once, each on a disk of its own, both on one device of this machine",
+            behind: " (host)",
+            page_cache: "this machine's",
+            place: 6,
+        }
+    }
+    fn missing(&self, _: &Entry, _: &Env) -> Option<Missing> {
+        None
+    }
+    fn missing_workload(
+        &self,
+        entry: &Entry,
+        workload: &dyn Workload,
+        env: &Env,
+    ) -> Option<Missing> {
+        of_itself(entry, workload, env).or_else(|| {
+            let by_load = matches!(entry.backend.reach(), Reach::VhostUser | Reach::Native);
+            by_load.then(|| env.lab_load()).flatten()
+        })
+    }
+    fn room(&self, plan: &Plan, arms: &[Running]) -> u64 {
+        room(plan.size, arms)
+    }
+    fn prepare(&self, runner: &mut Runner<'_>, _: &[Running]) -> Result<Box<dyn Prepared>> {
+        Ok(Box::new(Two::prepare(runner)?))
+    }
+    fn seconds(&self, workload: &dyn Workload, settings: &Settings) -> f64 {
+        let together = if workload.shape().is_some() { 1.5 } else { 0.0 };
+        workload.seconds(settings) + together
+    }
+    fn booting(&self, arms: usize) -> f64 {
+        SERVING * arms as f64
+    }
+    /// Before each of the two alone, and before both: two servers, or two tables of device-mapper.
+    fn renewing(&self, arm: &Running) -> f64 {
+        let writing = 3.0 * arm.rounds().filter(|load| load.writes()).count() as f64;
+        match arm.entry.backend.image() {
+            Image::Overlay(_) => 0.5 * writing,
+            _ if arm.entry.backend.inner().is_snapshot() => 0.2 * writing,
+            _ => 0.0,
+        }
+    }
+    /// Each load has one thread.
+    fn client(&self, _: Option<f64>, all: Option<f64>) -> (&'static str, Option<f64>) {
+        ("the clients", all.map(|all| all / 2.0))
+    }
+    fn of_one(&self) -> Option<Name> {
+        Some(Name::Host)
+    }
+}
+
 /// The stage, prepared.
 #[derive(Debug)]
 pub struct Two {
@@ -50,11 +113,13 @@ impl Two {
     pub fn prepare(runner: &mut Runner<'_>) -> Result<Two> {
         Ok(Two { disks: [runner.disk("two-a.raw")?, runner.disk("two-b.raw")?] })
     }
+}
 
-    /// One round: a block for each arm.
-    pub fn round(&self, runner: &mut Runner<'_>, round: u32, order: &[&Running]) -> Result<()> {
+impl Prepared for Two {
+    /// A block for each arm.
+    fn round(&mut self, runner: &mut Runner<'_>, round: u32, order: &[&Running]) -> Result<()> {
         for (position, arm) in (0..).zip(order) {
-            let place = |workload| Place { stage: Stage::Two, arm, workload, round, position };
+            let place = |workload| Place { stage: Name::Two, arm, workload, round, position };
             self.disks.iter().try_for_each(|disk| runner.keep_written(disk))?;
             let mut pair = match Pair::start(runner, arm, &self.disks) {
                 Ok(pair) => pair,
@@ -68,7 +133,7 @@ impl Two {
             };
             let command = pair.served.first().and_then(|one| one.server.as_ref());
             if let Some(command) = command.map(|server| server.command_line.clone()) {
-                runner.remember_command(Stage::Two, &arm.name, &command)?;
+                runner.remember_command(Name::Two, &arm.name, &command)?;
             }
             let settings = runner.plan.settings(round);
             for workload in arm.rounds() {
@@ -80,7 +145,7 @@ impl Two {
             }
             for one in pair.served {
                 if let Err(error) = one.end() {
-                    runner.trouble(Stage::Two, &arm.name, &error);
+                    runner.trouble(Name::Two, &arm.name, &error);
                 }
             }
             self.disks.iter().try_for_each(|disk| settle(disk))?;
@@ -113,8 +178,8 @@ impl<'a> Pair<'a> {
             seats.push(Seat {
                 nth,
                 disk: disk.clone(),
-                sockets: runner.socket_folder(Stage::Two, arm, nth)?,
-                log: runner.folder.log(Stage::Two, &arm.name),
+                sockets: runner.socket_folder(Name::Two, arm, nth)?,
+                log: runner.folder.log(Name::Two, &arm.name),
             });
         }
         let (env, stop) = (runner.env, runner.stop);

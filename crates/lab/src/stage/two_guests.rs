@@ -12,15 +12,19 @@ use super::boot::Attached;
 use super::guest::{self, Part, remember_accelerator};
 use super::inside::{Shell, fio_line};
 use super::two_bonnie;
+use super::{Prepared, Stage, TRANSLATED, Words, of_itself};
+use crate::backend::Entry;
+use crate::env::{Env, Missing};
 use crate::error::{Error, Result};
+use crate::plan::Plan;
 use crate::process;
 use crate::run::meter::Who;
 use crate::run::track::Track;
 use crate::run::{Mark, Place, Runner, Running};
-use crate::sample::Stage;
+use crate::sample::Stage as Name;
 use crate::stop::Stop;
 use crate::workload::two::{self, LEAST_OVERLAP, Load, Shape};
-use crate::workload::{Measured, Settings};
+use crate::workload::{Client, Measured, Settings, Workload};
 
 /// How long before the common start the commands are sent.
 const NOTICE: Duration = Duration::from_millis(1000);
@@ -34,10 +38,85 @@ const TRANSLATED_LONGER: Duration = Duration::from_millis(2000);
 /// A load under way, and when it must have ended.
 type Sent<'a> = (ringtap_guest::Job<'a>, Instant);
 
+/// The stages `two-guests` and `two-vms`.
+pub struct InTwo {
+    /// Virtual PCs, or User-Mode Linux.
+    pub pc: bool,
+}
+
+impl Stage for InTwo {
+    fn name(&self) -> Name {
+        if self.pc { Name::TwoVms } else { Name::TwoGuests }
+    }
+    fn words(&self) -> Words {
+        match self.pc {
+            true => Words {
+                heading: "Two virtual machines at once",
+                what: "two virtual PCs in QEMU at once, each with a disk of its own, both on one device",
+                behind: " (two VMs)",
+                page_cache: "the host's",
+                place: 4,
+            },
+            false => Words {
+                heading: "Two User-Mode Linux guests at once",
+                what: "two guests of User-Mode Linux at once, each with a disk of its own, both on one device",
+                behind: " (two UML guests)",
+                page_cache: "the host's",
+                place: 5,
+            },
+        }
+    }
+    fn missing(&self, entry: &Entry, env: &Env) -> Option<Missing> {
+        guest::unbootable(self.pc, entry, env)
+    }
+    fn missing_workload(
+        &self,
+        entry: &Entry,
+        workload: &dyn Workload,
+        env: &Env,
+    ) -> Option<Missing> {
+        of_itself(entry, workload, env)
+    }
+    fn room(&self, plan: &Plan, arms: &[Running]) -> u64 {
+        2 * arms.iter().map(|arm| guest::room(plan.size, arm)).sum::<u64>()
+    }
+    fn prepare(&self, runner: &mut Runner<'_>, arms: &[Running]) -> Result<Box<dyn Prepared>> {
+        Ok(Box::new(TwoGuests::prepare(runner, self.name(), arms)?))
+    }
+    /// The two wait for a common moment.
+    fn seconds(&self, workload: &dyn Workload, settings: &Settings) -> f64 {
+        let work = workload.seconds(settings);
+        match (workload.client(), self.pc) {
+            (Client::Two, false) => work + 6.0,
+            (Client::Two, true) => work + 14.0,
+            (Client::TwoFiles, false) => work + 3.0,
+            (Client::TwoFiles, true) => work * TRANSLATED + 12.0,
+            _ => work,
+        }
+    }
+    fn booting(&self, arms: usize) -> f64 {
+        if self.pc { 24.0 + 1.0 * arms as f64 } else { 8.0 }
+    }
+    fn renewing(&self, _: &Running) -> f64 {
+        0.0
+    }
+    fn client(&self, thread: Option<f64>, all: Option<f64>) -> (&'static str, Option<f64>) {
+        match (self.pc, thread) {
+            (true, Some(thread)) => ("one processor of a guest", Some(thread)),
+            (true, None) => ("the client", all),
+            // Each has one processor.
+            (false, _) => ("the guests' processors", all.map(|all| all / 2.0)),
+        }
+    }
+    fn of_one(&self) -> Option<Name> {
+        Some(if self.pc { Name::Vm } else { Name::Guest })
+    }
+}
+
 /// The stage, prepared.
 #[derive(Debug)]
 pub struct TwoGuests {
-    stage: Stage,
+    stage: Name,
     disks: Vec<(String, [PathBuf; 2])>,
 }
 
@@ -59,7 +138,7 @@ pub struct Pair<'a> {
 
 impl TwoGuests {
     /// Writes two disks for each arm.
-    pub fn prepare(runner: &mut Runner<'_>, stage: Stage, arms: &[Running]) -> Result<TwoGuests> {
+    pub fn prepare(runner: &mut Runner<'_>, stage: Name, arms: &[Running]) -> Result<TwoGuests> {
         let mut disks = Vec::new();
         for arm in arms.iter().filter(|arm| arm.rounds().next().is_some()) {
             let make = |which: &str| {
@@ -76,9 +155,11 @@ impl TwoGuests {
         runner.folder.write_record(&runner.record)?;
         Ok(TwoGuests { stage, disks })
     }
+}
 
+impl Prepared for TwoGuests {
     /// One round: servers, two boots, every arm, all gone again.
-    pub fn round(&mut self, runner: &mut Runner<'_>, round: u32, order: &[&Running]) -> Result<()> {
+    fn round(&mut self, runner: &mut Runner<'_>, round: u32, order: &[&Running]) -> Result<()> {
         let stage = self.stage;
         if let Some(error) = runner.unbootable(stage) {
             return (0..).zip(order).try_for_each(|(position, arm)| {
@@ -124,7 +205,7 @@ impl TwoGuests {
         settings.run += longer;
         // User-Mode Linux has this machine's clock.
         let ahead = |machine: &Machine| match stage {
-            Stage::TwoVms => Shell::new(machine, runner.stop).clock_ahead(),
+            Name::TwoVms => Shell::new(machine, runner.stop).clock_ahead(),
             _ => Ok(0.0),
         };
         let clocks = ahead(&one).and_then(|first| Ok([first, ahead(&other)?]));
@@ -180,7 +261,7 @@ impl TwoGuests {
 /// Ends what has no counterpart.
 fn keep_pairs<'a>(
     runner: &mut Runner<'_>,
-    stage: Stage,
+    stage: Name,
     first: &mut Vec<Attached<'a>>,
     second: &mut Vec<Attached<'a>>,
 ) {

@@ -8,7 +8,6 @@ use crate::report::analysis::Analysis;
 use crate::report::findings::{Answer, Outcome};
 use crate::report::{answer, format, state_in_words, words};
 use crate::run::folder::State;
-use crate::sample::Stage;
 use crate::stats::FEWEST_ROUNDS;
 use crate::stats::decision::ROUNDS;
 use crate::workload;
@@ -223,15 +222,7 @@ pub fn what(answer: &Answer) -> String {
         || answer.workload.to_owned(),
         |workload| names::load(workload, answer.metric),
     );
-    match answer.stage {
-        Stage::Vm => load,
-        Stage::TwoGuests => format!("{load} (two UML guests)"),
-        Stage::TwoVms => format!("{load} (two VMs)"),
-        Stage::Xen => format!("{load} (Xen)"),
-        Stage::Guest => format!("{load} (UML guest)"),
-        Stage::Host | Stage::Two => format!("{load} (host)"),
-        Stage::Remote => format!("{load} (disk elsewhere)"),
-    }
+    load + crate::stage::of(answer.stage).words().behind
 }
 
 /// A ratio with its interval.

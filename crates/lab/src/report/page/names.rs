@@ -90,16 +90,7 @@ pub fn arm(arm: &Arm) -> String {
 
 /// A stage as a reader would say it.
 pub fn stage(stage: Stage) -> &'static str {
-    match stage {
-        Stage::Host => "On the host",
-        Stage::Guest => "In a User-Mode Linux guest",
-        Stage::Vm => "In a virtual machine",
-        Stage::Two => "Two loads at once on the host",
-        Stage::TwoGuests => "Two User-Mode Linux guests at once",
-        Stage::TwoVms => "Two virtual machines at once",
-        Stage::Xen => "In Xen guests",
-        Stage::Remote => "On disks that are elsewhere",
-    }
+    crate::stage::of(stage).words().heading
 }
 
 /// Short names of loads whose titles are long.

@@ -275,15 +275,5 @@ pub fn parts(analysis: &Analysis, arm: &Arm, workload: &dyn Workload, per: Per) 
 
 /// The stage that a reader wants first: a guest, then the host, then several loads at once.
 pub fn first<'a, 'b>(views: &'b [View<'a>]) -> Option<&'b View<'a>> {
-    const ORDER: [Stage; 8] = [
-        Stage::Vm,
-        Stage::Xen,
-        Stage::Guest,
-        Stage::Host,
-        Stage::TwoVms,
-        Stage::TwoGuests,
-        Stage::Two,
-        Stage::Remote,
-    ];
-    ORDER.iter().find_map(|stage| views.iter().find(|view| view.stage == *stage))
+    views.iter().min_by_key(|view| crate::stage::of(view.stage).words().place)
 }

@@ -5,6 +5,9 @@
 //! volume. Of the two guests the second is used only by loads that run in both at once.
 
 mod machine;
+mod stage;
+
+pub use stage::{InXen, TURN};
 
 use std::cell::Cell;
 use std::fs::File;
@@ -16,22 +19,22 @@ use std::time::Duration;
 use super::guest::{fail_all, remember, remember_accelerator};
 use super::two_bonnie;
 use super::two_guests::{self, Pair};
-use super::{boot, durable, inside};
+use super::{Prepared, boot, durable, inside};
 use crate::backend::xen::{Image, Seat, Way};
-use crate::env::{Env, Missing};
+
 use crate::error::{Error, Result};
 use crate::plan::Plan;
 use crate::process;
 use crate::run::meter::Who;
 use crate::run::scratch::settle;
 use crate::run::{Place, Runner, Running};
-use crate::sample::{Layer, Stage};
+use crate::sample::{Layer, Stage as Name};
 use crate::stop::Stop;
 use crate::workload::fio::Target;
-use crate::workload::{Client, Workload, durability};
+use crate::workload::{Workload, durability};
 use machine::{Disk, FIRST_MEMORY, Machine, Needs};
 
-const STAGE: Stage = Stage::Xen;
+const STAGE: Name = Name::Xen;
 const IMAGES: [Image; 4] = [Image::Raw, Image::Qcow2, Image::Overlay, Image::Vhd];
 /// How long before the common start two guests are told to begin: a translated processor takes long to load fio.
 const NOTICE: Duration = Duration::from_secs(5);
@@ -40,29 +43,8 @@ const LONGER: Duration = Duration::from_secs(2);
 /// A Xen that does not come up takes minutes to say so: after so many in a row no more are booted.
 const TRIES: u32 = 3;
 
-/// Why nothing can run on this stage.
-pub fn missing(env: &Env) -> Option<Missing> {
-    env.program("qemu-system-x86_64", "qemu-system-x86")
-        .or_else(|| env.program("mkfs.ext4", "e2fsprogs"))
-        .or_else(|| env.xen().err())
-}
-
-/// Why a workload cannot run here.
-pub fn missing_workload(workload: &dyn Workload, env: &Env) -> Option<Missing> {
-    match workload.client() {
-        Client::Job | Client::Dd | Client::Flushes | Client::Two => None,
-        // Those by schedule and runs one after another take too long there.
-        Client::Fio if !workload.is_rated() => None,
-        Client::TwoFiles => workload.missing(env),
-        Client::Files if !workload.is_repeated() => {
-            workload.missing(env).or_else(|| env.program("mkfs.ext4", "e2fsprogs"))
-        }
-        _ => Some(Missing::new("the guests of Xen do not run it", "the stage vm")),
-    }
-}
-
 /// Bytes that a plan's disks take on this machine, while they are made.
-pub fn room(plan: &Plan, arms: &[Running]) -> u64 {
+fn room(plan: &Plan, arms: &[Running]) -> u64 {
     let guests = guests(arms) as u64;
     // The volumes, the images, and the file system made of them.
     guests * plan.size + images(plan.size, arms) + file_system(plan.size, arms)
@@ -138,9 +120,11 @@ impl Xen {
         runner.folder.write_record(&runner.record)?;
         Ok(Xen { files, volumes, guests, hvm, file_systems, machine: None, lost: 0 })
     }
+}
 
-    /// One round: a block for each arm. A machine that fails an arm is not trusted with the next.
-    pub fn round(&mut self, runner: &mut Runner<'_>, round: u32, order: &[&Running]) -> Result<()> {
+impl Prepared for Xen {
+    /// A block for each arm. A machine that fails an arm is not trusted with the next.
+    fn round(&mut self, runner: &mut Runner<'_>, round: u32, order: &[&Running]) -> Result<()> {
         for (position, &arm) in (0..).zip(order) {
             let durability = durability(arm, round);
             // The twin, and every later round, where only that check was asked for.
@@ -183,7 +167,9 @@ impl Xen {
         }
         Ok(())
     }
+}
 
+impl Xen {
     fn boot(&self, runner: &mut Runner<'_>, round: u32) -> Result<Machine> {
         let rounds = runner.plan.rounds;
         runner.progress.say(&format!("round {}/{rounds}  {STAGE}  booting", round + 1));
@@ -260,7 +246,7 @@ fn fresh(written: &Cell<bool>, writes: bool, renew: impl FnOnce() -> Result<()>)
 }
 
 /// How often a round makes the overlay of an arm anew.
-pub fn renewals(arm: &Running) -> usize {
+fn renewals(arm: &Running) -> usize {
     if !arm.entry.backend.in_xen().is_some_and(Way::is_overlay) {
         return 0;
     }
@@ -442,9 +428,11 @@ fn describe(runner: &Runner<'_>, hvm: bool) -> Result<String> {
 mod tests {
     use clap::Parser;
 
+    use super::stage::missing_workload;
     use super::*;
     use crate::backend::CATALOGUE;
     use crate::cli::CompareArgs;
+    use crate::env::Env;
     use crate::run::matrix;
 
     #[derive(Parser)]
