@@ -1,4 +1,5 @@
-//! All backends by stage.
+//! All backends by stage, what a reader calls them and what they are compared with: one more of a program that is known touches this
+//! file alone, and one of another program has a file of its own beside.
 
 use super::ceph::Rbd;
 use super::origin::{Http, Start};
@@ -425,6 +426,86 @@ const fn xen(n: &'static str, t: &'static str, usual: bool, b: &'static dyn Back
 const fn remote(n: &'static str, t: &'static str, b: &'static dyn Backend) -> Entry {
     entry(Stage::Remote, n, t, true, b)
 }
+
+/// What a reader calls a backend of that name, on whatever stage: short, for charts.
+pub const LABELS: &[(&str, &str)] = &[
+    ("native", "the file itself"),
+    ("native-load", "the file itself, by vhost-user's client"),
+    ("loop", "loop device"),
+    ("loop-direct", "loop device, direct I/O"),
+    ("ringtap-nbd", "Ringtap, NBD"),
+    ("ringtap-nbd-kernel", "Ringtap, NBD, kernel's client"),
+    ("ringtap-fuse", "Ringtap, FUSE"),
+    ("ringtap-vhost", "Ringtap, raw"),
+    ("slow", "Ringtap, slowed on purpose"),
+    ("ringtap-qcow2", "Ringtap, qcow2"),
+    ("ringtap-overlay", "Ringtap, fresh overlay"),
+    ("ringtap-overlay-plain", "Ringtap, overlay by qemu-img"),
+    ("ringtap-luks", "Ringtap, LUKS"),
+    ("ublk", "Ringtap, ublk"),
+    ("guest-nbd", "Ringtap, NBD, guest's client"),
+    ("qemu-nbd", "qemu-nbd"),
+    ("qemu-nbd-kernel", "qemu-nbd, kernel's client"),
+    ("qemu-nbd-threads", "qemu-nbd, threads"),
+    ("qemu-nbd-native", "qemu-nbd, Linux AIO"),
+    ("qemu-nbd-unsafe", "qemu-nbd, cache=unsafe"),
+    ("nbdkit", "nbdkit"),
+    ("qsd-vhost", "qemu-storage-daemon"),
+    ("qsd-vhost-threads", "qemu-storage-daemon, threads"),
+    ("qsd-vhost-native", "qemu-storage-daemon, Linux AIO"),
+    ("qsd-vhost-writeback", "qemu-storage-daemon, cache turned on"),
+    ("qsd-vhost-writethrough", "qemu-storage-daemon, writethrough"),
+    ("ubd", "User-Mode Linux's own disk"),
+    ("virtio-default", "QEMU's virtio-blk, default"),
+    ("virtio-best", "QEMU's virtio-blk, at its best"),
+    ("host-loop", "virtio-blk on a loop device"),
+    ("host-loop-direct", "virtio-blk on a loop device, direct I/O"),
+    ("virtio-raw", "virtio-blk in QEMU"),
+    ("virtio-qcow2", "virtio-blk, qcow2"),
+    ("virtio-overlay", "virtio-blk, fresh overlay"),
+    ("virtio-overlay-subclusters", "virtio-blk, overlay with subclusters"),
+    ("ide", "IDE in QEMU"),
+    ("ide-writeback", "IDE in QEMU, page cache"),
+    ("ide-unsafe", "IDE in QEMU, cache=unsafe"),
+    ("ide-cache-off", "IDE in QEMU, write cache off"),
+    ("virtio-unsafe", "virtio-blk in QEMU, cache=unsafe"),
+    ("virtio-cache-off", "virtio-blk in QEMU, write cache off"),
+    ("ahci", "SATA in QEMU"),
+    ("nvme", "NVMe in QEMU"),
+    ("lvm", "LVM volume"),
+    ("lvm-snapshot", "LVM with a snapshot"),
+    ("lvm-snapshot-64k", "the same, 64 KiB chunks"),
+    ("lvm-snapshot-itself", "LVM snapshot, written itself"),
+    ("lvm-thin", "LVM thin volume"),
+    ("xen-blkback", "Xen's blkback"),
+    ("phy-lvm", "Xen's blkback, LVM volume"),
+    ("phy-loop", "Xen's blkback, loop device"),
+    ("file", "Xen's blkback, file:"),
+    ("tap-lvm", "Ringtap, LVM volume"),
+    ("tap-raw", "Ringtap, raw"),
+    ("tap-grant-copy", "Ringtap, raw, grant copies"),
+    ("tap-cached", "Ringtap, raw, page cache"),
+    ("tap-qcow2", "Ringtap, qcow2"),
+    ("tap-overlay", "Ringtap, fresh overlay"),
+    ("tap-vhd", "Ringtap, VHD"),
+    ("tap-slow", "Ringtap, slowed on purpose"),
+    ("hvm-ide", "Xen HVM, IDE"),
+    ("hvm-ide-cache-off", "Xen HVM, IDE, write cache off"),
+    ("hvm-pv", "Xen HVM, PV drivers"),
+    ("qsd-on-qemu-nbd", "QEMU's client on qemu-nbd"),
+    ("ringtap-on-qemu-nbd", "Ringtap on qemu-nbd"),
+    ("qsd-on-nbdkit", "QEMU's client on nbdkit"),
+    ("ringtap-on-nbdkit", "Ringtap on nbdkit"),
+    ("qsd-on-ringtap", "QEMU's client on Ringtap's server"),
+    ("ringtap-on-ringtap", "Ringtap on Ringtap's server"),
+    ("qsd-rbd", "QEMU on Ceph"),
+    ("ringtap-rbd", "Ringtap on Ceph"),
+    ("fio-rbd", "fio's own engine on Ceph"),
+    ("http-download", "download, then local"),
+    ("http-lazy", "Ringtap, on demand"),
+    ("http-boot-list", "Ringtap, boot list"),
+    ("http-fill", "Ringtap, all fetched meanwhile"),
+];
 
 /// Comparisons beside the one with the stage's reference: Ringtap with each peer over the same transport, and the questions
 /// that the published comparisons asked.

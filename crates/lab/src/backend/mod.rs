@@ -19,7 +19,7 @@ pub mod vm;
 pub mod volume;
 pub mod xen;
 
-pub use catalogue::{CATALOGUE, PEERS};
+pub use catalogue::{CATALOGUE, LABELS, PEERS};
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -396,6 +396,11 @@ pub fn find(stage: Stage, name: &str) -> Option<&'static Entry> {
     known.or_else(|| own::find(stage, name))
 }
 
+/// What a reader calls a backend of that name.
+pub fn label(name: &str) -> Option<&'static str> {
+    LABELS.iter().find(|(of, _)| *of == name).map(|(_, label)| *label)
+}
+
 /// The backend of a stage that is known to be slower, and the one that it is otherwise.
 pub fn known_slow(stage: Stage) -> Option<(&'static str, &'static str)> {
     let entries = CATALOGUE.iter().filter(|entry| entry.stage == stage);
@@ -458,6 +463,35 @@ mod tests {
         for stage in Stage::ALL {
             let (slow, base) = known_slow(stage).unwrap_or_else(|| panic!("{stage} has none"));
             assert!(find(stage, slow).is_some() && find(stage, base).is_some(), "{stage}");
+        }
+    }
+
+    /// Everything that lists, plans and pages ask of a backend is in the catalogue.
+    #[test]
+    fn every_backend_has_its_words_and_nothing_else_does() {
+        let times = |stage, name: &str| {
+            CATALOGUE.iter().filter(|entry| entry.stage == stage && entry.name == name).count()
+        };
+        for entry in CATALOGUE {
+            assert_eq!(times(entry.stage, entry.name), 1, "{entry:?} is there twice");
+            assert_eq!(find(entry.stage, entry.name).unwrap().title, entry.title);
+            assert!(entry.title.len() > 7, "{entry:?} has no title");
+            assert!(
+                label(entry.name).is_some_and(|label| label.len() < 45),
+                "{entry:?} has no label"
+            );
+        }
+        for (at, (name, _)) in LABELS.iter().enumerate() {
+            assert!(CATALOGUE.iter().any(|entry| entry.name == *name), "{name} is no backend");
+            assert!(LABELS[..at].iter().all(|(other, _)| other != name), "{name} is there twice");
+        }
+        for (stage, arm, others) in PEERS {
+            for name in std::iter::once(arm).chain(*others) {
+                assert_eq!(times(*stage, name), 1, "{stage} {name}");
+            }
+        }
+        for stage in Stage::ALL {
+            assert!(CATALOGUE.iter().any(|entry| entry.stage == stage && entry.usual), "{stage}");
         }
     }
 

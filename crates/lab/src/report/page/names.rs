@@ -1,85 +1,13 @@
 //! What a reader calls the ways of serving a disk, where they are tried and what is done to them.
 
+use crate::backend;
 use crate::run::folder::Arm;
 use crate::sample::{Metric, Stage};
 use crate::workload::Workload;
 
-/// Names that say more to a reader than a backend's name in a plan does.
-const WAYS: &[(&str, &str)] = &[
-    ("native", "the file itself"),
-    ("native-load", "the file itself, by vhost-user's client"),
-    ("loop", "loop device"),
-    ("loop-direct", "loop device, direct I/O"),
-    ("ringtap-nbd", "Ringtap, NBD"),
-    ("ringtap-nbd-kernel", "Ringtap, NBD, kernel's client"),
-    ("ringtap-fuse", "Ringtap, FUSE"),
-    ("ringtap-vhost", "Ringtap, raw"),
-    ("slow", "Ringtap, slowed on purpose"),
-    ("ringtap-qcow2", "Ringtap, qcow2"),
-    ("ringtap-overlay", "Ringtap, fresh overlay"),
-    ("ringtap-overlay-plain", "Ringtap, overlay by qemu-img"),
-    ("ringtap-luks", "Ringtap, LUKS"),
-    ("ublk", "Ringtap, ublk"),
-    ("guest-nbd", "Ringtap, NBD, guest's client"),
-    ("qemu-nbd", "qemu-nbd"),
-    ("qemu-nbd-kernel", "qemu-nbd, kernel's client"),
-    ("qemu-nbd-threads", "qemu-nbd, threads"),
-    ("qemu-nbd-native", "qemu-nbd, Linux AIO"),
-    ("qemu-nbd-unsafe", "qemu-nbd, cache=unsafe"),
-    ("qsd-vhost", "qemu-storage-daemon"),
-    ("qsd-vhost-threads", "qemu-storage-daemon, threads"),
-    ("qsd-vhost-native", "qemu-storage-daemon, Linux AIO"),
-    ("qsd-vhost-writeback", "qemu-storage-daemon, cache turned on"),
-    ("qsd-vhost-writethrough", "qemu-storage-daemon, writethrough"),
-    ("ubd", "User-Mode Linux's own disk"),
-    ("virtio-default", "QEMU's virtio-blk, default"),
-    ("virtio-best", "QEMU's virtio-blk, at its best"),
-    ("host-loop", "virtio-blk on a loop device"),
-    ("host-loop-direct", "virtio-blk on a loop device, direct I/O"),
-    ("virtio-raw", "virtio-blk in QEMU"),
-    ("virtio-qcow2", "virtio-blk, qcow2"),
-    ("virtio-overlay", "virtio-blk, fresh overlay"),
-    ("virtio-overlay-subclusters", "virtio-blk, overlay with subclusters"),
-    ("ide", "IDE in QEMU"),
-    ("ide-writeback", "IDE in QEMU, page cache"),
-    ("ide-unsafe", "IDE in QEMU, cache=unsafe"),
-    ("virtio-unsafe", "virtio-blk in QEMU, cache=unsafe"),
-    ("ahci", "SATA in QEMU"),
-    ("nvme", "NVMe in QEMU"),
-    ("lvm", "LVM volume"),
-    ("lvm-snapshot", "LVM with a snapshot"),
-    ("lvm-snapshot-64k", "the same, 64 KiB chunks"),
-    ("lvm-snapshot-itself", "LVM snapshot, written itself"),
-    ("lvm-thin", "LVM thin volume"),
-    ("phy-lvm", "Xen's blkback, LVM volume"),
-    ("phy-loop", "Xen's blkback, loop device"),
-    ("file", "Xen's blkback, file:"),
-    ("tap-lvm", "Ringtap, LVM volume"),
-    ("tap-raw", "Ringtap, raw"),
-    ("tap-grant-copy", "Ringtap, raw, grant copies"),
-    ("tap-cached", "Ringtap, raw, page cache"),
-    ("tap-qcow2", "Ringtap, qcow2"),
-    ("tap-overlay", "Ringtap, fresh overlay"),
-    ("tap-vhd", "Ringtap, VHD"),
-    ("qsd-on-qemu-nbd", "QEMU's client on qemu-nbd"),
-    ("ringtap-on-qemu-nbd", "Ringtap on qemu-nbd"),
-    ("qsd-on-nbdkit", "QEMU's client on nbdkit"),
-    ("ringtap-on-nbdkit", "Ringtap on nbdkit"),
-    ("qsd-on-ringtap", "QEMU's client on Ringtap's server"),
-    ("ringtap-on-ringtap", "Ringtap on Ringtap's server"),
-    ("qsd-rbd", "QEMU on Ceph"),
-    ("ringtap-rbd", "Ringtap on Ceph"),
-    ("fio-rbd", "fio's own engine on Ceph"),
-    ("http-download", "download, then local"),
-    ("http-lazy", "Ringtap, on demand"),
-    ("http-boot-list", "Ringtap, boot list"),
-    ("http-fill", "Ringtap, all fetched meanwhile"),
-];
-
 /// A way of serving a disk, by its name in the run.
 pub fn way(name: &str) -> &str {
-    let known = WAYS.iter().find(|(of, _)| *of == name);
-    known.map_or(name, |(_, label)| label)
+    backend::label(name).unwrap_or(name)
 }
 
 /// The same of an arm: the twin says what it is.
