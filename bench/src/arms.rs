@@ -1,7 +1,7 @@
 //! The ways of serving that are set side by side.
 
-use crate::process::Launch;
 use ringtap_lab::process::find;
+use ringtap_lab::process::launch::Launch;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 

@@ -3,11 +3,11 @@
 use crate::arms::{Arm, Kind};
 use crate::cpu;
 use crate::lines::Line;
-use crate::process::Launch;
 use crate::qemu10::Qemu10;
 use anyhow::{Context, Result};
 use clap::{Args, FromArgMatches};
 use ringtap_guest::fio::Report;
+use ringtap_lab::process::launch::Launch;
 use ringtap_load::{Latency, LoadArgs, Outcome};
 use serde::Serialize;
 use std::ffi::OsString;
@@ -112,7 +112,7 @@ impl Client {
 
 fn finish(launch: &Launch, run: Run, seconds: f64) -> Result<String> {
     let limit = Duration::from_secs_f64(seconds + 60.0);
-    launch.on(run.cpu).output(limit)
+    Ok(launch.on(run.cpu).output(limit, crate::interrupt::stop())?)
 }
 
 fn load(arm: &Arm, line: &Line, run: Run) -> Result<Measured> {

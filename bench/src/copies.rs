@@ -2,12 +2,12 @@
 
 use crate::experiment::order;
 use crate::image::Fs;
-use crate::process::Launch;
 use crate::report::show;
-use crate::stats::{Ratio, median};
 use crate::{cpu, interrupt};
 use anyhow::{Context, Result};
 use ringtap_lab::process::find;
+use ringtap_lab::process::launch::Launch;
+use ringtap_lab::stats::medians::{Ratio, median};
 use serde::Serialize;
 use std::ffi::OsString;
 use std::fmt;
@@ -135,7 +135,7 @@ impl<'a> Sources<'a> {
         let own = std::process::id();
         let before = cpu::of_reaped_children(own)?;
         let began = Instant::now();
-        launch.output(LIMIT)?;
+        launch.output(LIMIT, crate::interrupt::stop())?;
         Ok((began.elapsed(), cpu::of_reaped_children(own)?.saturating_sub(before)))
     }
 }
@@ -303,7 +303,7 @@ pub fn measure(case: Case, ways: &[Way], sources: &Sources, rounds: usize) -> Re
                 }
                 Err(error) => {
                     interrupt::check()?;
-                    missing[index] = Some(format!("{error:#}"));
+                    missing[index] = Some(crate::report::reason(&error));
                 }
             }
         }

@@ -8,11 +8,11 @@ use crate::client::{Measured, fio_in_guest, read_fio};
 use crate::experiment::{Failure, Results, Sample, order};
 use crate::interrupt;
 use crate::lines::Line;
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use ringtap_guest::{Appliance, Cache, Drive, Guest, Kernel, Machine, Qemu};
+use ringtap_lab::process::launch::Launch;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 
 /// Name of the arm that the others are compared with.
@@ -154,8 +154,8 @@ impl Host {
         fs::create_dir(&share)?;
         for (name, path) in programs {
             // Without what only a debugger wants: it comes slowly into a guest.
-            let strip = Command::new("strip").arg("-o").arg(share.join(name)).arg(path).status();
-            ensure!(strip?.success(), "cannot copy {}", path.display());
+            let words = ["-o".into(), share.join(name).into_os_string(), path.into()];
+            Launch::new("strip", words).output(PATIENCE, interrupt::stop())?;
         }
         let guest = Qemu::new(&appliance)
             .memory(1536 << 20)

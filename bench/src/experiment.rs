@@ -4,10 +4,10 @@ use crate::arms::{Arm, Kind};
 use crate::client::{Client, Measured, Run};
 use crate::image::{settle, wait_unlocked};
 use crate::lines::Line;
-use crate::process::Process;
 use crate::{cpu, interrupt, memory};
 use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressStyle};
+use ringtap_lab::process::launch::Process;
 use serde::Serialize;
 use std::path::Path;
 use std::time::Duration;
@@ -120,7 +120,7 @@ impl Experiment<'_> {
                             }
                             Err(error) => {
                                 bar.suspend(|| eprintln!("{}, {}: {error:#}", line.name, arm.name));
-                                results.fail(arm, line, format!("{error:#}"));
+                                results.fail(arm, line, crate::report::reason(&error));
                             }
                         }
                     }
@@ -136,7 +136,7 @@ impl Experiment<'_> {
     fn measure(&self, arm: &Arm, line: &Line) -> Result<(Measured, Option<Used>)> {
         interrupt::check()?;
         for step in &arm.prepare {
-            step.output(PREPARATION)?;
+            step.output(PREPARATION, crate::interrupt::stop())?;
         }
         let log = self.run.join("server.log");
         let mut server = match &arm.launch {
@@ -144,7 +144,7 @@ impl Experiment<'_> {
                 // A server that died left its socket behind.
                 let _ = std::fs::remove_file(&arm.socket);
                 let mut server = Process::start(&launch.on(self.pin.then_some(0)), &log)?;
-                server.wait_listening(&arm.socket)?;
+                server.wait_listening(&arm.socket, crate::interrupt::stop())?;
                 Some(server)
             }
             None => None,
@@ -212,7 +212,7 @@ pub fn progress(length: u64) -> ProgressBar {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::process::Launch;
+    use ringtap_lab::process::launch::Launch;
     use std::collections::HashMap;
 
     #[test]

@@ -3,11 +3,11 @@
 use crate::arms::{Arm, Kind, ringtap_program};
 use crate::image::{Fs, Images};
 use crate::options::Options;
-use crate::process::Launch;
 use crate::scatter::scatter;
 use crate::vhost_user::{RINGTAP, qemu_engines};
 use anyhow::{Context, Result};
 use clap::ValueEnum;
+use ringtap_lab::process::launch::Launch;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -204,10 +204,12 @@ impl Formats<'_> {
 
     fn now(&self, words: &[&str]) -> Result<()> {
         for tries in (0..60).rev() {
-            match qemu_img(words.iter().copied()).output(Duration::from_secs(600)) {
+            match qemu_img(words.iter().copied())
+                .output(Duration::from_secs(600), crate::interrupt::stop())
+            {
                 // What it measures for a LUKS key is at times less than a tick of the clock.
                 Err(error) if tries > 0 && error.to_string().contains("accurate CPU usage") => {}
-                ended => return ended.map(drop),
+                ended => return Ok(ended.map(drop)?),
             }
         }
         Ok(())

@@ -2,10 +2,10 @@
 
 use crate::arms::ringtap_program;
 use crate::nbd::EXPORT;
-use crate::process::{Launch, Process};
 use crate::{cpu, interrupt, memory};
 use anyhow::{Context, Result, bail};
 use blkio::{Blkio, Blkioq, Completion, ReqFlags};
+use ringtap_lab::process::launch::{Launch, Process};
 use serde::Serialize;
 use std::fmt;
 use std::fs;
@@ -90,8 +90,8 @@ pub fn watch(
     run: &Path,
 ) -> Result<Idle> {
     let mut server = Process::start(launch, &run.join("server.log"))?;
-    server.wait_listening(vhost_user)?;
-    server.wait_listening(nbd)?;
+    server.wait_listening(vhost_user, crate::interrupt::stop())?;
+    server.wait_listening(nbd, crate::interrupt::stop())?;
     let guest = Guest::connect(vhost_user)?;
     let client = nbd_client(nbd, run)?;
     // Whatever a server does after a request (polling, caches) is not idleness yet.

@@ -3,9 +3,9 @@
 use crate::arms::{Arm, Kind, ringtap_program};
 use crate::image::{Fs, Images, NULL_SIZE};
 use crate::options::Options;
-use crate::process::Launch;
 use crate::vhost_user::{qemu_engines, qemu_node};
 use anyhow::{Context, Result};
+use ringtap_lab::process::launch::Launch;
 use std::fs;
 use std::path::Path;
 

@@ -6,8 +6,8 @@
 //! linker.
 
 use crate::interrupt;
-use crate::process::Launch;
 use anyhow::{Context, Result, bail};
+use ringtap_lab::process::launch::Launch;
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -165,7 +165,7 @@ fn finish(
         launch.env.push(("APT_CONFIG".into(), file.into()));
     }
     launch
-        .output(Duration::from_secs(600))
+        .output(Duration::from_secs(600), crate::interrupt::stop())
         .with_context(|| format!("fetching QEMU 10 by {program}"))?;
     Ok(())
 }

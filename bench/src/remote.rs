@@ -5,8 +5,8 @@ use crate::goals::{Goal, Metric};
 use crate::image::{Fs, Images};
 use crate::lines::Line;
 use crate::options::Options;
-use crate::process::{Launch, Process};
 use anyhow::{Context, Result};
+use ringtap_lab::process::launch::{Launch, Process};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -37,7 +37,7 @@ pub fn start(
         ),
     };
     let mut server = Process::start(&launch, &run.join(format!("{name}.log")))?;
-    server.wait_listening(&socket)?;
+    server.wait_listening(&socket, crate::interrupt::stop())?;
     Ok((server, socket))
 }
 
@@ -97,7 +97,7 @@ pub fn remove_images(conf: &Path, names: &[&str]) -> Result<()> {
 fn run_rbd(conf: &Path, words: &[&str]) -> Result<()> {
     let env = vec![("CEPH_CONF".into(), conf.into())];
     let launch = Launch { env, ..Launch::new("rbd", words.iter().map(|word| word.to_string())) };
-    launch.output(Duration::from_secs(300)).map(drop)
+    Ok(launch.output(Duration::from_secs(300), crate::interrupt::stop()).map(drop)?)
 }
 
 /// The cluster's configuration, without librbd's cache: by it fio's writes would end in memory.

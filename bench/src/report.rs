@@ -4,7 +4,7 @@ use crate::arms::{Arm, Kind};
 use crate::experiment::{Failure, Results, Sample};
 use crate::goals::{Goal, Metric};
 use crate::lines::Line;
-use crate::stats::{LEAST_ROUNDS, Ratio, median};
+use ringtap_lab::stats::medians::{LEAST_ROUNDS, Ratio, median};
 use serde::Serialize;
 use std::fmt;
 
@@ -258,6 +258,11 @@ pub fn show(ratio: Ratio) -> String {
     }
 }
 
+/// Why something could not be measured, on the one line that it has in a table.
+pub fn reason(error: &anyhow::Error) -> String {
+    format!("{error:#}").replace('\n', " | ")
+}
+
 fn number(value: f64) -> String {
     match value {
         v if v.is_nan() => "-".into(),
@@ -285,7 +290,7 @@ mod tests {
     use super::*;
     use crate::client::Measured;
     use crate::lines::usual;
-    use crate::process::Launch;
+    use ringtap_lab::process::launch::Launch;
     use std::path::Path;
 
     fn arm(name: &str, kind: Kind) -> Arm {

@@ -8,9 +8,9 @@ use crate::image::{Fs, Images};
 use crate::interrupt;
 use crate::lines::Line;
 use crate::options::{Options, Output};
-use crate::process::Launch;
 use crate::report::{Report, machine};
 use anyhow::{Context, Result, bail};
+use ringtap_lab::process::launch::Launch;
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::ExitCode;
@@ -111,7 +111,7 @@ impl Suite<'_> {
 /// What each server calls itself.
 fn versions(arms: &[Arm]) -> BTreeSet<String> {
     let first_line = |launch: &Launch| -> Result<String> {
-        let text = launch.version().output(Duration::from_secs(10))?;
+        let text = launch.version().output(Duration::from_secs(10), crate::interrupt::stop())?;
         Ok(text.lines().next().unwrap_or_default().to_string())
     };
     arms.iter()

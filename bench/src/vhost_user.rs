@@ -3,10 +3,10 @@
 use crate::arms::{Arm, Kind, ringtap_program};
 use crate::image::{Fs, Images, NULL_SIZE};
 use crate::options::Options;
-use crate::process::Launch;
 use crate::qemu10::Qemu10;
 use anyhow::{Context, Result};
 use ringtap_lab::process::find;
+use ringtap_lab::process::launch::Launch;
 use std::fs;
 use std::path::Path;
 

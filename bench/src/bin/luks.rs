@@ -6,15 +6,18 @@
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
-use ringtap_bench::{cpu, stats::median};
+use ringtap_bench::{cpu, interrupt};
 use ringtap_image::luks::{CreateOptions, Effort, Version, create_header};
 use ringtap_image::{Secret, SectorCipher};
+use ringtap_lab::process::launch::Launch;
+use ringtap_lab::stats::medians::median;
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 
+/// How long `qemu-img` may take.
+const LIMIT: Duration = Duration::from_secs(120);
 const MIB: usize = 1 << 20;
 const PASSPHRASE: &str = "hunter2";
 
@@ -36,6 +39,7 @@ struct Cli {
 
 fn main() -> Result<()> {
     let cli = Cli::parse();
+    interrupt::install()?;
     ensure!(cli.rounds > 0 && cli.size > 0, "--rounds and --size take numbers greater than 0");
     let dir = tempfile::tempdir_in(&cli.dir).context("cannot make a folder for QEMU's images")?;
     let qemu = Qemu::new(dir.path(), cli.size)?;
@@ -109,7 +113,8 @@ impl Qemu {
         let words = ["convert", "--object", &qemu.secret, "-f", "raw", "-O", "luks"];
         let convert = [&words[..], &["-o", options, &qemu.clear, &qemu.luks]].concat();
         // What it measures for the key is at times less than a tick of the clock.
-        let unmeasured = |error: &anyhow::Error| error.to_string().contains("accurate CPU usage");
+        let unmeasured =
+            |error: &anyhow::Error| format!("{error:#}").contains("accurate CPU usage");
         let mut tries = (0..60).map(|_| qemu.image(&convert));
         let ended = tries.find(|ended| !ended.as_ref().is_err_and(unmeasured));
         ended.context("qemu-img measured no CPU time 60 times")??;
@@ -119,11 +124,8 @@ impl Qemu {
     /// CPU time of `qemu-img`.
     fn image(&self, words: &[&str]) -> Result<Duration> {
         let before = cpu::of_reaped_children(std::process::id())?;
-        let mut command = Command::new("timeout");
-        command.args(["120", "qemu-img"]).args(words);
-        let output = command.output().context("cannot run qemu-img")?;
-        let told = String::from_utf8_lossy(&output.stderr).into_owned();
-        ensure!(output.status.success(), "qemu-img {}: {told}", words.join(" "));
+        let launch = Launch::new("qemu-img", words.iter().copied());
+        launch.output(LIMIT, interrupt::stop()).with_context(|| words.join(" "))?;
         Ok(cpu::of_reaped_children(std::process::id())?.saturating_sub(before))
     }
 

@@ -10,9 +10,9 @@ use anyhow::{Context, Result, bail};
 use clap::Parser;
 use ringtap_bench::arms::ringtap_program;
 use ringtap_bench::options::Output;
-use ringtap_bench::process::{Launch, Process};
-use ringtap_bench::stats::median;
 use ringtap_bench::{interrupt, report};
+use ringtap_lab::process::launch::{Launch, Process};
+use ringtap_lab::stats::medians::median;
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -169,7 +169,7 @@ impl Server {
                 "raw" => File::create(&image)?.set_len(SIZE)?,
                 _ => {
                     let words = ["create", "-q", "-f", format, &shown, &SIZE.to_string()];
-                    Launch::new(program, words).output(LIMIT)?;
+                    Launch::new(program, words).output(LIMIT, interrupt::stop())?;
                 }
             }
             let text = format!(
@@ -224,7 +224,7 @@ impl Server {
         let words =
             ["disk"].into_iter().chain(words.iter().copied()).chain(["--control", &control]);
         let began = Instant::now();
-        Launch::new(&self.program, words).output(LIMIT)?;
+        Launch::new(&self.program, words).output(LIMIT, interrupt::stop())?;
         Ok(ms(began.elapsed()))
     }
 
@@ -259,7 +259,7 @@ impl Server {
                 &seconds,
             ];
             let launch = Launch::new(&lab, words);
-            Process::start(&launch, &self.folder.join(format!("load{number}")))
+            Ok(Process::start(&launch, &self.folder.join(format!("load{number}")))?)
         };
         (0..loaded.min(self.seen.disks)).map(load).collect()
     }

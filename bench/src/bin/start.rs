@@ -10,11 +10,11 @@ use clap::Parser;
 use ringtap_bench::arms::ringtap_program;
 use ringtap_bench::experiment::order;
 use ringtap_bench::interrupt;
-use ringtap_bench::process::{Launch, Process};
 use ringtap_bench::report::machine;
-use ringtap_bench::stats::median;
 use ringtap_lab::backend::origin::Origin;
+use ringtap_lab::process::launch::{Launch, Process};
 use ringtap_lab::process::listens;
+use ringtap_lab::stats::medians::median;
 
 /// The longest that one step may take.
 const LIMIT: Duration = Duration::from_secs(600);
@@ -138,7 +138,7 @@ fn main() -> Result<()> {
 
 /// Run a program to its end.
 fn run(words: &[&str]) -> Result<String> {
-    Launch::new(words[0], &words[1..]).output(LIMIT)
+    Ok(Launch::new(words[0], &words[1..]).output(LIMIT, interrupt::stop())?)
 }
 
 /// An ext4 of that root, hardly larger than what is in it, with a unit that tells when all has started.
@@ -204,7 +204,7 @@ impl Bench {
         serve.extend(more);
         let launch = Launch::new(&self.ringtap, serve);
         let mut server = Process::start(&launch, &dir.join("serve.log"))?;
-        server.wait_listening(Path::new(&socket))?;
+        server.wait_listening(Path::new(&socket), interrupt::stop())?;
         let (guest, said) = Process::start_piped(&self.qemu(&socket), &dir.join("qemu.log"))?;
         let (tell, told) = std::sync::mpsc::channel();
         std::thread::spawn(move || {

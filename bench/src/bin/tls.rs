@@ -9,10 +9,10 @@ use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use ringtap_bench::arms::ringtap_program;
 use ringtap_bench::experiment::order;
-use ringtap_bench::process::{Launch, Process};
 use ringtap_bench::report::{machine, show};
-use ringtap_bench::stats::{Ratio, median};
 use ringtap_bench::{cpu, interrupt};
+use ringtap_lab::process::launch::{Launch, Process};
+use ringtap_lab::stats::medians::{Ratio, median};
 use ringtap_load::parse_size;
 
 /// The longest that one copy may take.
@@ -46,7 +46,7 @@ struct Arm {
 
 /// Run a program to its end.
 fn run(words: &[&str]) -> Result<()> {
-    Launch::new(words[0], &words[1..]).output(LIMIT).map(drop)
+    Ok(Launch::new(words[0], &words[1..]).output(LIMIT, interrupt::stop()).map(drop)?)
 }
 
 /// An authority, and certificates of a server and a client below it, laid out as QEMU has them.
@@ -145,7 +145,7 @@ fn arms(cli: &Cli, dir: &Path) -> Result<Vec<Arm>> {
         let launch = Launch::new(words[0], &words[1..]);
         let mut server = Process::start(&launch, &dir.join(format!("{name}.log")))?;
         let socket = PathBuf::from(socket);
-        server.wait_listening(&socket)?;
+        server.wait_listening(&socket, interrupt::stop())?;
         Ok(Arm { name, socket, tls, server, took: vec![], cpu: vec![] })
     };
     all.into_iter().map(start).collect()

@@ -4,7 +4,7 @@
 mod suites;
 
 use crate::arms::Arm;
-use crate::stats::Ratio;
+use ringtap_lab::stats::medians::Ratio;
 use serde::Serialize;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -116,7 +116,7 @@ pub fn lines(points: &[Point], builds: &Builds) -> Vec<Line> {
         let cpu = |arms: &[String]| -> Option<f64> {
             let of_line = points.iter().filter(|p| p.line == name && arms.contains(&p.arm));
             let all: Vec<f64> = of_line.filter_map(|point| point.cpu).collect();
-            (!all.is_empty()).then(|| crate::stats::median(&all))
+            (!all.is_empty()).then(|| ringtap_lab::stats::medians::median(&all))
         };
         if let Some(ratio) = Ratio::of_rounds(&ours, &theirs) {
             let floor = (old.len() > 1).then(|| pair(&old[1], &old[0])).flatten();

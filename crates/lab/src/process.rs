@@ -2,6 +2,8 @@
 //! Each runs in a process group of its own, so that Ctrl-C reaches the lab alone and the lab stops them in order,
 //! and dies with the lab, however the lab dies.
 
+pub mod launch;
+
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};

@@ -10,6 +10,7 @@ pub mod decision;
 pub mod family;
 pub mod former;
 pub mod interval;
+pub mod medians;
 pub mod rates;
 pub mod steady;
 

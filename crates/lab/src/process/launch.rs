@@ -1,16 +1,17 @@
-//! Programs that are started for a measurement and stopped after it, on every path: by the lab's runner, which knows no
-//! processors to run on and no servers that go to the background.
+//! Programs that are written down before they run, on a processor of their own or going to the background by themselves.
 
-use crate::interrupt::{self, stop};
-use anyhow::{Result, anyhow, bail};
-use ringtap_lab::process::{self, Server, listens};
-use rustix::process::{Pid, Signal, WaitOptions};
 use std::ffi::OsString;
 use std::fs;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{ChildStdout, Command};
 use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, WaitOptions};
+
+use super::{Server, listens, name_of};
+use crate::error::{Error, Result};
+use crate::stop::Stop;
 
 /// How long a server may take until it listens.
 const START: Duration = Duration::from_secs(10);
@@ -63,13 +64,11 @@ impl Launch {
     }
 
     /// Runs it to its end, well within `limit`, and returns what it printed.
-    pub fn output(&self, limit: Duration) -> Result<String> {
-        let ended = process::run(self.command(), limit, stop());
-        // Reasons stand in tables.
-        let reason = |error: ringtap_lab::error::Error| error.to_string().replace('\n', " | ");
-        ended.map(|output| output.stdout).map_err(|error| anyhow!(reason(error)))
+    pub fn output(&self, limit: Duration, stop: &Stop) -> Result<String> {
+        super::run(self.command(), limit, stop).map(|output| output.stdout)
     }
 
+    #[allow(unsafe_code)]
     fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
         command
@@ -96,7 +95,8 @@ pub struct Process {
 impl Process {
     /// Starts `launch`; its standard error goes to `log`.
     pub fn start(launch: &Launch, log: &Path) -> Result<Process> {
-        let background = launch.pid_file.as_deref().map(Background::expected).transpose()?;
+        let expected = |file| Background::expected(&launch.program, file);
+        let background = launch.pid_file.as_deref().map(expected).transpose()?;
         Ok(Process { server: Server::start(launch.command(), log)?, background })
     }
 
@@ -113,10 +113,10 @@ impl Process {
     }
 
     /// Waits until the program listens on the UNIX socket `socket`, without connecting: some servers take only one client.
-    pub fn wait_listening(&mut self, socket: &Path) -> Result<()> {
+    pub fn wait_listening(&mut self, socket: &Path, stop: &Stop) -> Result<()> {
         match &mut self.background {
-            None => Ok(self.server.wait_for_socket_file(socket, START, stop())?),
-            Some(background) => background.wait_listening(socket),
+            None => self.server.wait_for_socket_file(socket, START, stop),
+            Some(background) => background.wait_listening(socket, stop),
         }
     }
 
@@ -128,15 +128,22 @@ impl Process {
 
 /// A server that goes to the background once it has been started, and becomes our child again.
 struct Background {
+    program: String,
     pid_file: PathBuf,
     pid: Option<Pid>,
 }
 
 impl Background {
-    fn expected(pid_file: &Path) -> Result<Background> {
+    fn expected(program: &Path, pid_file: &Path) -> Result<Background> {
         let _may_not_be_there = fs::remove_file(pid_file);
-        rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
-        Ok(Background { pid_file: pid_file.to_owned(), pid: None })
+        let program = name_of(program.as_os_str());
+        let adopted = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
+        adopted.map_err(|error| Error::Program {
+            program: program.clone(),
+            what: format!("would be lost in the background: {error}"),
+            said: String::new(),
+        })?;
+        Ok(Background { program, pid_file: pid_file.to_owned(), pid: None })
     }
 
     /// Its process id, once it is written.
@@ -147,20 +154,25 @@ impl Background {
         }
     }
 
-    fn wait_listening(&mut self, socket: &Path) -> Result<()> {
+    fn wait_listening(&mut self, socket: &Path, stop: &Stop) -> Result<()> {
         let begin = Instant::now();
         while begin.elapsed() < START {
+            stop.check()?;
             self.look();
             if self.pid.is_some() && listens(socket) {
                 return Ok(());
             }
-            interrupt::sleep(TICK)?;
+            std::thread::sleep(TICK);
         }
-        bail!(
-            "nobody in the background, by {}, listens on {} after {START:?}",
-            self.pid_file.display(),
-            socket.display()
-        )
+        Err(Error::Program {
+            program: self.program.clone(),
+            what: format!(
+                "has left nobody in the background, by {}, who listens on {} after {START:?}",
+                self.pid_file.display(),
+                socket.display()
+            ),
+            said: String::new(),
+        })
     }
 }
 
@@ -206,7 +218,7 @@ mod tests {
         let launch = Launch::new("python3", ["-c", &script]);
         let launch = Launch { pid_file: Some(pid_file.clone()), ..launch };
         let mut process = Process::start(&launch, &dir.path().join("log")).unwrap();
-        process.wait_listening(&socket).unwrap();
+        process.wait_listening(&socket, &Stop::default()).unwrap();
         assert_eq!(fs::read_to_string(pid_file).unwrap(), process.id().to_string());
         let proc = format!("/proc/{}", process.id());
         assert!(Path::new(&proc).exists());
@@ -217,7 +229,7 @@ mod tests {
     #[test]
     fn a_program_runs_on_its_processor() {
         let launch = Launch::new("sh", ["-c", "grep Cpus_allowed_list: /proc/self/status"]);
-        let said = launch.on(Some(0)).output(Duration::from_secs(60)).unwrap();
+        let said = launch.on(Some(0)).output(Duration::from_secs(60), &Stop::default()).unwrap();
         assert_eq!(said.split_whitespace().last(), Some("0"), "{said}");
     }
 
@@ -225,10 +237,14 @@ mod tests {
     fn failures_carry_the_last_words() {
         let dir = tempfile::tempdir().unwrap();
         let launch = Launch::new("sh", ["-c", "echo out; echo no such disk >&2; exit 3"]);
-        let error = launch.output(Duration::from_secs(60)).unwrap_err().to_string();
+        let error =
+            launch.output(Duration::from_secs(60), &Stop::default()).unwrap_err().to_string();
         assert!(error.contains("no such disk") && error.contains('3'), "{error}");
         let mut process = Process::start(&launch, &dir.path().join("log")).unwrap();
-        let error = process.wait_listening(&dir.path().join("socket")).unwrap_err().to_string();
+        let error = process
+            .wait_listening(&dir.path().join("socket"), &Stop::default())
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("no such disk") && error.contains('3'), "{error}");
     }
 }

@@ -1,16 +1,17 @@
-//! The ratio of two arms with its interval, by the lab's statistics.
+//! The ratio of the medians of two arms, with its interval.
 
-use ringtap_lab::stats::{self, bootstrap};
 use serde::Serialize;
 
+use super::bootstrap;
+
 /// Rounds below which no interval is given: no distribution-free one at 95 % exists.
-pub const LEAST_ROUNDS: usize = stats::FEWEST_ROUNDS;
+pub const LEAST_ROUNDS: usize = super::FEWEST_ROUNDS;
 /// The same in every run, so that a report can be made again.
 const SEED: u64 = 0x5eed;
 
 /// The median; NaN for no values.
 pub fn median(values: &[f64]) -> f64 {
-    stats::median(values).unwrap_or(f64::NAN)
+    super::median(values).unwrap_or(f64::NAN)
 }
 
 /// How many times as much as another.
