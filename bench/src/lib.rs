@@ -2,7 +2,9 @@
 //!
 //! Each program starts the servers one after the other on the same image, loads each with the same
 //! client, and does so in rounds whose order rotates, so that a slow minute of the machine falls on
-//! all. What counts is the ratio inside a round; absolute numbers belong to the machine.
+//! all. What counts is the ratio inside a round; absolute numbers belong to the machine. Programs are run, medians are
+//! taken and fio is read by the lab, whose plans `nbd`, `vhost-user` and `remote` compare the same servers without bars
+//! that must be reached.
 //!
 //! - `vhost_user`: Ringtap, qemu-storage-daemon and ubiblk over vhost-user-blk, and io_uring alone;
 //! - `nbd`: Ringtap, QEMU, nbdkit and nbd-server over NBD, and io_uring alone;

@@ -33,6 +33,7 @@ pub enum Output {
         ringtap compare                             for a guest on this host, which way should I serve its disk?\n  \
         ringtap compare published                   what others have published, run anew: guests, LVM, snapshots, two VMs\n  \
         ringtap compare published --within 40m      as much of that as fits; the rest is named\n  \
+        ringtap compare nbd                         NBD servers side by side; vhost-user: servers of that; remote: disks elsewhere\n  \
         ringtap compare --rest-of RUN               what RUN left out, another night\n  \
         ringtap compare --self-test                 does the lab find what is known beforehand?\n  \
         ringtap compare --list                      what there is, and what can run here\n  \
@@ -45,7 +46,7 @@ pub enum Output {
         3 a part was done: interrupted, or some samples failed (the report says which)."
 )]
 pub struct CompareArgs {
-    /// A plan that the lab knows: quick, published. The binary takes it as its only word.
+    /// A plan that the lab knows: quick, published, nbd, vhost-user, remote. The binary takes it as its only word.
     #[arg(skip)]
     pub known: Option<String>,
 

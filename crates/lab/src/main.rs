@@ -22,7 +22,7 @@ struct Lab {
 #[derive(Debug, Subcommand)]
 enum Verb {
     Compare {
-        /// A plan that the lab knows: quick, published
+        /// A plan that the lab knows: quick, published, nbd, vhost-user, remote
         #[arg(value_name = "PLAN")]
         known: Option<String>,
         #[command(flatten)]

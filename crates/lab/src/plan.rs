@@ -6,6 +6,7 @@ mod own;
 mod published;
 pub mod question;
 pub mod quick;
+mod servers;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -107,8 +108,13 @@ impl Plan {
             (None, Some("quick")) if args.names_nothing() => (String::new(), quick::plan()),
             (None, Some("quick") | None) => (String::new(), PlanFile::default()),
             (None, Some("published")) => (String::new(), published::plan()),
+            (None, Some(name)) if servers::find(name).is_some() => {
+                (String::new(), servers::find(name).unwrap_or_default())
+            }
             (None, Some(name)) => {
-                let text = unlisted("plan", name, &["quick", "published"]);
+                let servers = servers::PLANS.iter().map(|(name, _)| *name);
+                let known: Vec<&str> = ["quick", "published"].into_iter().chain(servers).collect();
+                let text = unlisted("plan", name, &known);
                 return Err(Error::Plan(format!("{text}; two images are compared by naming both")));
             }
         };

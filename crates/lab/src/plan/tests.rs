@@ -1,3 +1,5 @@
+use std::collections::BTreeSet;
+
 use clap::Parser;
 
 use super::*;
@@ -97,7 +99,11 @@ fn a_near_name_is_offered() {
     assert!(text("--workloads randread-4k-qd3").contains("randread-4k-qd32"));
     assert!(text("--stages hos").contains("did you mean host"));
     assert!(text("--backends zzz").contains("there are: "));
-    assert!(text("disk.qcow2").contains("quick, published; two images are compared by naming"));
+    assert!(
+        text("disk.qcow2").contains(
+            "quick, published, nbd, vhost-user, remote; two images are compared by naming"
+        )
+    );
 }
 
 #[test]
@@ -182,6 +188,34 @@ fn the_published_plan_is_one_word() {
     }
     assert!(asked(Stage::TwoVms, "ringtap-vhost", "loop", "two-bonnie"));
     assert!(plan.runs(Stage::TwoVms, "two-bonnie", "loop"));
+}
+
+#[test]
+fn servers_of_a_kind_are_plans_of_one_word() {
+    for (name, stage, ours, peer, loads) in [
+        ("nbd", Stage::Host, "ringtap-nbd", "qemu-nbd", 6),
+        ("vhost-user", Stage::Host, "ringtap-vhost", "qsd-vhost", 6),
+        ("remote", Stage::Remote, "ringtap-on-qemu-nbd", "qsd-on-qemu-nbd", 4),
+    ] {
+        assert!(servers::PLANS.iter().any(|(of, _)| *of == name));
+        let plan = plan(&format!("{name} --dir /tmp --rounds 7")).unwrap();
+        assert_eq!((plan.stages.clone(), plan.rounds), (vec![stage], 7), "{name}");
+        // Each load is a question, Ringtap beside that peer in it; and flushes are counted.
+        assert_eq!((plan.questions.len(), plan.workloads.len()), (loads, loads + 1), "{name}");
+        for question in &plan.questions {
+            let asked = question.primary.iter().any(|one| one.arm == ours && one.against == peer);
+            assert!(asked, "{name}: {question:?}");
+        }
+        let generators: BTreeSet<_> = plan
+            .entries(stage)
+            .iter()
+            .map(|entry| format!("{:?}", entry.backend.reach()))
+            .collect();
+        assert!(name == "remote" || generators.len() <= 2, "{name}: {generators:?}");
+    }
+    assert_eq!(servers::PLANS.len(), 3);
+    let error = plan("nbdd --dir /tmp").unwrap_err().to_string();
+    assert!(error.contains("nbd"), "{error}");
 }
 
 #[test]
