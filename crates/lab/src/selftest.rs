@@ -435,6 +435,25 @@ pub fn text(outcome: &Outcome) -> String {
 mod tests {
     use super::*;
 
+    /// What it prints is a table of docs/lab.md: its head, and a line for each truth with as many cells.
+    #[test]
+    fn the_table_of_the_procedures_stands_in_the_docs() {
+        let docs = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/lab.md");
+        let docs = std::fs::read_to_string(docs).unwrap();
+        let lines: Vec<Line> =
+            rates::truths().into_iter().map(|truth| Line { truth, said: vec![] }).collect();
+        let table = table(&lines);
+        let (head, rows) = table.split_at(table.match_indices('\n').nth(1).unwrap().0 + 1);
+        let below = docs.split_once(head).expect("docs/lab.md has the head of the table").1;
+        let printed: Vec<&str> = below.lines().take_while(|line| line.starts_with('|')).collect();
+        assert_eq!(printed.len(), lines.len());
+        let cells = head.lines().next().unwrap().matches('|').count();
+        for (row, printed) in rows.lines().zip(printed) {
+            assert!(printed.starts_with(row), "{printed} is no line of {row}");
+            assert_eq!(printed.matches('|').count(), cells, "{printed}");
+        }
+    }
+
     #[test]
     fn a_truth_outside_the_interval_is_missed() {
         let logs: Vec<f64> =
