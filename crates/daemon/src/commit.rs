@@ -9,7 +9,7 @@
 use std::path::{Path, PathBuf};
 
 use ringtap_image::qcow2::{self, ResizeOptions};
-use ringtap_image::{Container, Format, Image, OpenOptions, Place, open_place, record};
+use ringtap_image::{Format, Image, OpenOptions, Place, open_place, record};
 use ringtap_io::{Io, Tasks};
 use ringtap_vbd::{Ending, Job, Mirror, Scope, Vbd};
 
@@ -209,9 +209,11 @@ pub(crate) async fn larger(
     options: &OpenOptions,
     size: u64,
 ) -> Result<(), String> {
-    let container = Container::open(place, options).map_err(|error| error.to_string())?;
+    let opened = qcow2::open_to_resize(io, place, options).await;
+    let (container, data) = opened.map_err(|error| error.to_string())?;
     let wanted = ResizeOptions { size, ..ResizeOptions::default() };
-    qcow2::resize(io, &container, None, &wanted).await.map_err(|error| error.to_string())
+    let end = qcow2::resize(io, &container, data.as_ref(), &wanted).await;
+    end.map_err(|error| error.to_string())
 }
 
 /// The handle that the images upon it have of an image.

@@ -14,9 +14,14 @@ use crate::{Disk, Error};
 /// How long requests in flight may take before nothing is changed.
 const LIMIT: Duration = Duration::from_secs(10);
 
+async fn stand_still<'a>(io: &Io, disk: &Disk, vbd: &'a Vbd) -> Result<Quiesced<'a>, Error> {
+    let limit = u64::try_from(LIMIT.as_nanos()).unwrap_or(u64::MAX);
+    vbd.quiesce(io, limit).await.map_err(|busy| failed(disk, busy.to_string()))
+}
+
 /// Make a disk's image larger.
 pub(crate) fn make_larger(disk: &Disk, vbd: &ringtap_vbd::Disk, size: u64) -> Result<(), Error> {
-    if !disk.options.bitmaps.is_empty() {
+    if !disk.options.bitmaps.is_empty() && vbd.info().format != Format::Luks.name() {
         return Err(failed(disk, "it shows dirty bitmaps, whose clients would not follow"));
     }
     let mut tasks = Tasks::new(ringtap_io::reactor().map_err(Error::Ring)?);
@@ -31,8 +36,10 @@ fn failed(disk: &Disk, why: impl Into<String>) -> Error {
 
 async fn change(io: &Io, disk: &Disk, vbd: &Vbd, size: u64) -> Result<(), Error> {
     let wrong = |error: ringtap_image::Error| failed(disk, error.to_string());
-    let limit = u64::try_from(LIMIT.as_nanos()).unwrap_or(u64::MAX);
-    let still = vbd.quiesce(io, limit).await.map_err(|busy| failed(disk, busy.to_string()))?;
+    if vbd.disk().info().format == Format::Luks.name() {
+        return Box::pin(append(io, disk, vbd, size)).await;
+    }
+    let still = stand_still(io, disk, vbd).await?;
     let image = still.image().map_err(wrong)?;
     let format = image.info().format.parse::<Format>();
     let format = format.ok().filter(|format| matches!(format, Format::Qcow2 | Format::Vhd));
@@ -62,13 +69,44 @@ async fn at_rest(
     size: u64,
     backing_size: Option<u64>,
 ) -> Result<(), Error> {
-    let container = Container::open(place, options)?;
-    match options.format {
-        Some(Format::Vhd) => Ok(vhd::resize(io, &container, size).await?),
-        _ => {
-            let wanted = ResizeOptions { size, backing_size, ..ResizeOptions::default() };
-            let end = qcow2::resize(io, &container, None, &wanted).await;
-            end.map_err(|error| failed(disk, error.to_string()))
+    if options.format == Some(Format::Vhd) {
+        let container = Container::open(place, options)?;
+        return Ok(vhd::resize(io, &container, size).await?);
+    }
+    let (container, data) = qcow2::open_to_resize(io, place, options).await?;
+    let wanted = ResizeOptions { size, backing_size, ..ResizeOptions::default() };
+    let end = qcow2::resize(io, &container, data.as_ref(), &wanted).await;
+    end.map_err(|error| failed(disk, error.to_string()))
+}
+
+/// Make a LUKS container larger: zeros are written through its cipher behind the disk's end, where nobody reads yet.
+async fn append(io: &Io, disk: &Disk, vbd: &Vbd, size: u64) -> Result<(), Error> {
+    let wrong = |error: ringtap_image::Error| match error {
+        ringtap_image::Error::Unsupported => {
+            let why =
+                "its header says how long it is, or it lies on a device, which others make larger";
+            failed(disk, why)
+        }
+        error => failed(disk, format!("cannot write zeros behind its end: {error}")),
+    };
+    let before = vbd.disk().size();
+    let written = async {
+        // The guest may write to the rest of this block.
+        let block = before.next_multiple_of(vbd.disk().info().request_alignment).min(size);
+        if block > before {
+            let still = stand_still(io, disk, vbd).await?;
+            still.image().map_err(wrong)?.append_zeros(io, before..block).await.map_err(wrong)?;
+        }
+        let image = vbd.disk().image().map_err(wrong)?;
+        image.append_zeros(io, block..size).await.map_err(wrong)?;
+        vbd.disk().grow(size).map_err(wrong)
+    };
+    let end = written.await;
+    if end.is_err() && vbd.disk().size() == before {
+        let cut = async { vbd.disk().image()?.cut_to(io, before).await };
+        if let Err(error) = cut.await {
+            tracing::warn!("what was written behind the disk's end stays there: {error}");
         }
     }
+    end
 }

@@ -1,6 +1,7 @@
 //! What every image format answers.
 
 use std::future::Future;
+use std::ops::Range;
 use std::pin::Pin;
 use std::sync::Arc;
 
@@ -333,6 +334,18 @@ pub trait Image: Send + Sync {
     /// used.
     fn grow(&self, _size: u64) -> Result<(), Error> {
         Err(Error::Unsupported)
+    }
+
+    /// Have what lies behind the disk's end read as zeros, in sectors of the image, where that takes writing: the disk may then
+    /// [`Image::grow`] to the end of the range. Others may use the disk meanwhile, but not the block of `request_alignment` in
+    /// which the range begins. [`Error::Unsupported`] where that is not how the image grows.
+    fn append_zeros<'a>(&'a self, _: &'a Io, _range: Range<u64>) -> Boxed<'a, Result<(), Error>> {
+        Box::pin(async { Err(Error::Unsupported) })
+    }
+
+    /// Take back what [`Image::append_zeros`] has written behind the disk's end.
+    fn cut_to<'a>(&'a self, _: &'a Io, _size: u64) -> Boxed<'a, Result<(), Error>> {
+        Box::pin(async { Err(Error::Unsupported) })
     }
 
     /// What it has in memory, for people. Locks nothing for long.

@@ -100,3 +100,134 @@ fn a_disk_that_has_grown_is_committed_into_the_smaller_image_below() {
         ok("qemu-img", "qemu-utils", &["check", "-q", &bench.text("a.img")]);
     }
 }
+
+/// The data file has no tables: what it is made longer by, and what it held there before, is the disk's only where the image
+/// says so.
+#[test]
+fn images_with_an_external_data_file_grow_while_their_guests_write() {
+    for raw in [false, true] {
+        let bench = Bench::new();
+        let image = bench.text("a.img");
+        let options = format!(
+            "data_file={},data_file_raw={}",
+            bench.text("data"),
+            if raw { "on" } else { "off" }
+        );
+        // It ends within a cluster.
+        ok(
+            "qemu-img",
+            "qemu-utils",
+            &["create", "-q", "-f", "qcow2", "-o", &options, &image, "65568k"],
+        );
+        let server = bench.serve(&["a.img"], &["-f", "qcow2"]);
+        let mut control = bench.control();
+        bench.io("a", &["write -P 1 63M 1M", "write -P 2 65540k 28k"]);
+        let before = size(&bench);
+        let guest = guest(&bench);
+        thread::sleep(Duration::from_millis(400));
+        for more in 1..=3 {
+            let wanted = before + more * 600 * MIB;
+            control.ok("block_resize", json!({ "node-name": "a", "size": wanted }));
+            assert_eq!(size(&bench), wanted, "raw {raw}");
+            let write = format!("write -P {} {} 64k", more + 10, wanted - 65536);
+            let zeros = format!("read -P 0 {} 1M", wanted - 2 * MIB);
+            bench.io("a", &["read -P 2 65540k 28k", "read -P 0 65568k 4M", &zeros, &write]);
+        }
+        is_well(guest);
+        let said = control.call("block_resize", json!({ "node-name": "a", "size": before }));
+        assert!(said.expect_err("smaller").contains("not made smaller"));
+        server.kill();
+        let server = bench.serve(&["a.img"], &["-f", "qcow2"]);
+        assert_eq!(size(&bench), before + 1800 * MIB);
+        server.stop();
+        ok("qemu-img", "qemu-utils", &["check", "-q", &image]);
+        let end =
+            |more: u64| format!("read -P {} {} 64k", more + 10, before + more * 600 * MIB - 65536);
+        let held = [
+            "read -P 1 63M 1M",
+            "read -P 2 65540k 28k",
+            "read -P 0 65568k 4M",
+            &end(1),
+            &end(2),
+            &end(3),
+        ];
+        bench.holds("a.img", "qcow2", &held);
+        if raw {
+            bench.holds("data", "raw", &held);
+        }
+    }
+}
+
+/// What lies below may have one, too.
+#[test]
+fn a_disk_that_has_grown_is_committed_into_an_external_data_file() {
+    let bench = Bench::new();
+    let options = format!("data_file={}", bench.text("data"));
+    make(&bench, "a.img", "qcow2", &["-o", &options]);
+    let server = bench.serve(&["a.img"], &["-f", "qcow2"]);
+    bench.io("a", &["write -P 1 0 1M", "flush"]);
+    let mut control = bench.control();
+    snapshot(&mut control, "a", &bench.text("one.qcow2"));
+    control.ok("block_resize", json!({ "node-name": "a", "size": 4096 * MIB }));
+    bench.io("a", &["write -P 3 63M 2M", "write -P 4 4095M 1M"]);
+    commit(&mut control, json!({ "device": "a", "job-id": "j" }));
+    let held = ["read -P 1 0 1M", "read -P 3 63M 2M", "read -P 4 4095M 1M", "read -P 0 100M 1M"];
+    bench.io("a", &held);
+    server.stop();
+    assert_eq!(std::fs::remove_file(bench.path("one.qcow2")).ok(), Some(()));
+    bench.holds("a.img", "qcow2", &held);
+    ok("qemu-img", "qemu-utils", &["check", "-q", &bench.text("a.img")]);
+}
+
+/// QEMU, which knows the secret, reads zeros where the file alone would hold noise.
+#[test]
+fn luks_containers_grow_while_their_guests_write() {
+    for cache in ["none", "writeback"] {
+        let bench = Bench::new();
+        let (image, key) = (bench.text("a.img"), bench.text("key"));
+        std::fs::write(&key, "a secret").expect("a key");
+        let object = format!("secret,id=s,file={key}");
+        let create = ["--object", &object, "-o", "key-secret=s,iter-time=10", &image, "65569k"];
+        let create = [&["create", "-q", "-f", "luks"][..], &create].concat();
+        ok("qemu-img", "qemu-utils", &create);
+        let secret = format!("file:{key}");
+        let options = ["-f", "luks", "--secret", &secret, "--cache", cache];
+        let server = bench.serve(&["a.img"], &options);
+        let mut control = bench.control();
+        bench.io("a", &["write -P 1 63M 1M", "write -P 2 65540k 29k"]);
+        let before = size(&bench);
+        let guest = guest(&bench);
+        thread::sleep(Duration::from_millis(400));
+        for more in 1..=3 {
+            let wanted = before + more * (16 * MIB + 512);
+            control.ok("block_resize", json!({ "node-name": "a", "size": wanted }));
+            assert_eq!(size(&bench), wanted, "{cache}");
+            let zeros = format!("read -P 0 {} 16M", wanted - 16 * MIB - 512);
+            let write = format!("write -P {} {} 512", more + 10, wanted - 512);
+            bench.io("a", &["read -P 2 65540k 29k", &zeros, &write]);
+        }
+        is_well(guest);
+        let said = control.call("block_resize", json!({ "node-name": "a", "size": before }));
+        assert!(said.expect_err("smaller").contains("not made smaller"));
+        server.kill();
+        let server = bench.serve(&["a.img"], &options);
+        let after = size(&bench);
+        assert!(
+            (before + 3 * (16 * MIB + 512)..=before + 3 * (16 * MIB + 512) + 4096).contains(&after),
+            "{after}"
+        );
+        server.stop();
+        let described = format!("driver=luks,file.driver=file,file.filename={image},key-secret=s");
+        let end = |more: u64| {
+            format!("read -P {} {} 512", more + 10, before + more * (16 * MIB + 512) - 512)
+        };
+        let gap = |more: u64| format!("read -P 0 {} 16M", before + (more - 1) * (16 * MIB + 512));
+        let (ends, gaps) = ([end(1), end(2), end(3)], [gap(1), gap(2), gap(3)]);
+        let fixed = ["read -P 1 63M 1M", "read -P 2 65540k 29k"];
+        let reads = ends.iter().chain(&gaps).map(String::as_str).chain(fixed);
+        let reads = reads.flat_map(|read| ["-c", read]);
+        let args = ["-r", "--object", &object, "--image-opts", &described];
+        let said = ok("qemu-io", "qemu-utils", &args.into_iter().chain(reads).collect::<Vec<_>>());
+        assert!(!said.contains("failed"), "{said}");
+    }
+}

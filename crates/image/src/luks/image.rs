@@ -1,6 +1,8 @@
 //! A LUKS container as an image: its payload, deciphered.
 
+use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use ringtap_io::Io;
 
@@ -9,6 +11,9 @@ use crate::{
     Boxed, CacheMode, Cipher, Container, Discard, Error, Extent, Image, Info, LayerState,
     OpenError, OpenOptions, Place, Secret, SectorCipher, Status, Traits,
 };
+
+/// Bytes that are enciphered and written at a time where a container grows.
+const PIECE: u64 = 1 << 20;
 
 /// The payload of a LUKS container.
 ///
@@ -21,6 +26,10 @@ pub struct Luks {
     /// Where the header says the payload ends; else it ends with the file.
     len: Option<u64>,
     info: Info,
+    /// Its size at opening, or since it has grown.
+    size: Arc<AtomicU64>,
+    /// Up to where it may grow: zeros have been written behind it.
+    zeros_to: Arc<AtomicU64>,
 }
 
 impl Luks {
@@ -93,7 +102,45 @@ impl Luks {
             fast_zero: false,
             rotational: container.is_rotational(),
         };
-        Ok(Luks { container, cipher, offset, len, info })
+        let [size, zeros_to] = [info.size; 2].map(|size| Arc::new(AtomicU64::new(size)));
+        Ok(Luks { container, cipher, offset, len, info, size, zeros_to })
+    }
+
+    /// Whether the disk ends where the file does, and that can be changed.
+    fn ends_with_file(&self) -> bool {
+        self.len.is_none() && self.container.traits().regular && !self.info.read_only
+    }
+
+    async fn append(&self, io: &Io, range: Range<u64>) -> Result<(), Error> {
+        if !self.ends_with_file() {
+            return Err(Error::Unsupported);
+        }
+        let mut at = range.start;
+        let mut bytes = vec![0; PIECE.min(range.end.saturating_sub(at)) as usize];
+        while at < range.end {
+            // The next one begins with a block.
+            let next = (at - at % PIECE + PIECE).min(range.end);
+            let piece = bytes.get_mut(..(next - at) as usize).ok_or(Error::Range)?;
+            piece.fill(0);
+            self.cipher.encrypt(at, piece);
+            self.container.write(io, self.offset + at, piece).await?;
+            at = next;
+        }
+        // Of the last block the file has all.
+        self.cut(io, range.end).await?;
+        self.container.sync(io).await?;
+        self.zeros_to.store(range.end, Relaxed);
+        Ok(())
+    }
+
+    async fn cut(&self, io: &Io, size: u64) -> Result<(), Error> {
+        if !self.ends_with_file() {
+            return Err(Error::Unsupported);
+        }
+        match self.container.present_len()? > self.offset + size {
+            true => self.container.set_len(io, self.offset + size).await,
+            false => Ok(()),
+        }
     }
 }
 
@@ -180,8 +227,28 @@ impl Image for Luks {
         let size =
             payload_of(self.container.present_len()?, self.offset, self.cipher.sector_size());
         // A write to an incomplete last block made the file longer, not the disk.
-        let whole = self.info.size.next_multiple_of(self.info.request_alignment);
-        let grown_to_a_block = size > self.info.size && size <= whole;
-        Ok(if grown_to_a_block { self.info.size } else { size })
+        let known = self.size.load(Relaxed);
+        let whole = known.next_multiple_of(self.info.request_alignment);
+        let grown_to_a_block = size > known && size <= whole;
+        Ok(if grown_to_a_block { known } else { size })
+    }
+
+    fn grow(&self, size: u64) -> Result<(), Error> {
+        if size > self.zeros_to.load(Relaxed) {
+            return Err(Error::Unsupported);
+        }
+        self.size.fetch_max(size, Relaxed);
+        Ok(())
+    }
+
+    fn append_zeros<'a>(&'a self, io: &'a Io, range: Range<u64>) -> Boxed<'a, Result<(), Error>> {
+        Box::pin(self.append(io, range))
+    }
+
+    fn cut_to<'a>(&'a self, io: &'a Io, size: u64) -> Boxed<'a, Result<(), Error>> {
+        Box::pin(async move {
+            self.zeros_to.store(size, Relaxed);
+            self.cut(io, size).await
+        })
     }
 }

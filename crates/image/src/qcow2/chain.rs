@@ -195,6 +195,19 @@ pub fn left(
     restart::left(container, header, header.has(incompatible::DATA_FILE).then_some(data))
 }
 
+/// An image at rest, and its external data file where it has one: for [`super::resize`].
+pub async fn open_to_resize(
+    io: &Io,
+    place: &Place,
+    options: &OpenOptions,
+) -> Result<(Container, Option<Container>), OpenError> {
+    let container = Container::open(place, options)?;
+    let header = Header::read(io, &container).await?;
+    let has_data = header.has(incompatible::DATA_FILE);
+    let data = has_data.then(|| open_data(&container, &header, options)).transpose()?;
+    Ok((container, data))
+}
+
 fn open_data(
     image: &Container,
     header: &Header,

@@ -96,7 +96,7 @@ pub use tool::ToolError;
 pub(crate) use tool::failed;
 
 pub(crate) use chain::open_chain;
-pub use chain::open_upon;
+pub use chain::{open_to_resize, open_upon};
 
 use allocate::Allocations;
 use compress::Packing;
