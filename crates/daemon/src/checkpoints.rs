@@ -20,6 +20,18 @@ fn container_of(vbd: &Disk) -> Option<Container> {
     vbd.image().ok()?.container().cloned()
 }
 
+/// What holds it, and what it is known by.
+fn bound(image: &dyn Image) -> Option<(Container, std::io::Result<Binding>)> {
+    let container = image.container()?;
+    Some((container.clone(), Binding::of(container, image.data_file())))
+}
+
+fn bound_of(vbd: &Disk) -> Option<(Container, Result<Binding, Error>)> {
+    let (container, binding) = bound(&*vbd.image().ok()?)?;
+    let binding = binding.map_err(|error| failed(&container, error));
+    Some((container, binding))
+}
+
 /// Those that are kept of a disk's image since an earlier server. Nobody has been served yet.
 ///
 /// # Errors
@@ -28,8 +40,9 @@ pub(crate) fn restore(vbd: &Disk) -> Result<(), Error> {
     if vbd.info().read_only {
         return Ok(());
     }
-    let Some(container) = container_of(vbd) else { return Ok(()) };
-    let found = match find(&container) {
+    let Ok(image) = vbd.image() else { return Ok(()) };
+    let Some(container) = image.container().cloned() else { return Ok(()) };
+    let found = match find(&container, image.data_file()) {
         // The disk is written to from now on: what might have come with it does not hold later, either.
         Ok(None) => return Ok(point_no_more(&container.place())?),
         Ok(Some((sidecar, binding))) => Ok(kept_in(sidecar, binding)),
@@ -62,9 +75,12 @@ pub(crate) fn restore(vbd: &Disk) -> Result<(), Error> {
 
 /// The sidecar of a disk's image, or of the one that the disk was in before, where its server was killed, or the power was cut,
 /// as the disk went on from there.
-fn find(container: &Container) -> Result<Option<(Sidecar, Binding)>, Error> {
+fn find(
+    container: &Container,
+    data: Option<&Container>,
+) -> Result<Option<(Sidecar, Binding)>, Error> {
     let wrong = |error| failed(container, error);
-    let binding = || Binding::of(container).map_err(|error| failed(container, error));
+    let binding = || Binding::of(container, data).map_err(|error| failed(container, error));
     if let Some(sidecar) = Sidecar::coming(container) {
         let (path, kept, binding) =
             (container.path().to_owned(), sidecar.container.clone(), binding()?);
@@ -89,13 +105,11 @@ fn kept_in(sidecar: Sidecar, binding: Binding) -> KeptIn {
 
 /// Where bitmaps of a disk are to be kept that has had none.
 pub(crate) fn begin(vbd: &Disk) -> Result<KeptIn, Error> {
-    let Some(container) = container_of(vbd) else {
-        return Err(Error::Job(
-            "no persistent bitmaps are kept of its image: it is of another format, or has an external data file".into(),
-        ));
+    let Some((container, binding)) = bound_of(vbd) else {
+        return Err(Error::Job("no persistent bitmaps are kept of images of its format".into()));
     };
     let sidecar = Sidecar::of(&container, true).map_err(|error| failed(&container, error))?;
-    let binding = Binding::of(&container).map_err(|error| failed(&container, error))?;
+    let binding = binding?;
     match sidecar {
         Some(sidecar) => Ok(kept_in(sidecar, binding)),
         None => Err(failed(&container, "there is no place for them")),
@@ -110,8 +124,9 @@ pub(crate) fn is_there(vbd: &Disk, kept: &KeptIn) -> bool {
 /// A disk is about to go on in that image: [`moved`] comes once it has, [`stays`] where it has not. Where the server is
 /// killed meanwhile, or the power is cut, the next one finds the disk's bitmaps in whichever of the two it is.
 pub(crate) async fn moves(io: &Io, vbd: &Disk, image: &dyn Image) {
-    let Some(container) = image.container() else { return };
-    let binding = match Binding::of(container) {
+    let Some((container, binding)) = bound(image) else { return };
+    let container = &container;
+    let binding = match binding {
         // Nothing is kept of such an image; nor is there anything now.
         Err(_) if vbd.bitmap_sidecar().is_none() => return,
         binding => binding,
@@ -168,10 +183,9 @@ pub(crate) async fn moved(io: &Io, vbd: &Disk) {
         return vbd.forget_announced();
     };
     let end = async {
-        let container =
-            container_of(vbd).ok_or_else(|| failed(&sidecar, "the image has no file"))?;
-        let binding = Binding::of(&container).map_err(|error| failed(&container, error))?;
-        let rebound = vbd.rebind_bitmaps(io, binding).await;
+        let (container, binding) =
+            bound_of(vbd).ok_or_else(|| failed(&sidecar, "the image has no file"))?;
+        let rebound = vbd.rebind_bitmaps(io, binding?).await;
         rebound.map_err(|error| failed(&container, error))?;
         move_sidecar(&sidecar, &*memory, &container)?;
         Ok::<(), Error>(())

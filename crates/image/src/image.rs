@@ -381,6 +381,11 @@ pub trait Image: Send + Sync {
         None
     }
 
+    /// The file in which its data lies, where its own holds only tables.
+    fn data_file(&self) -> Option<&Container> {
+        None
+    }
+
     /// Whether another handle of its file may write to it, of this process or another, while this one goes on reading what
     /// that leaves alone. Not until it is told so.
     fn let_write(&self, _may: bool) {}

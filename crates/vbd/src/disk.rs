@@ -48,7 +48,8 @@ impl Current {
 
     /// The device that it lies on.
     fn device(&self) -> BackingDevice {
-        BackingDevice::numbered(self.image.container().and_then(Container::device))
+        let data = self.image.data_file().or_else(|| self.image.container());
+        BackingDevice::numbered(data.and_then(Container::device))
     }
 
     fn abandon(&self) {

@@ -152,6 +152,10 @@ impl Image for Trapped {
         self.image.container()
     }
 
+    fn data_file(&self) -> Option<&ringtap_image::Container> {
+        self.image.data_file()
+    }
+
     fn place(&self) -> Option<ringtap_image::Place> {
         self.image.place()
     }

@@ -1,6 +1,9 @@
 //! Bitmaps that outlive servers, and backups by them.
 
 use std::fs;
+use std::os::unix::fs::FileExt;
+use std::thread;
+use std::time::Duration;
 
 use ringtap_tests::{Control, Server, SetUp, ok, ringtap};
 use serde_json::{Value, json};
@@ -50,9 +53,13 @@ const KIB: u64 = 1 << 10;
 
 #[test]
 fn a_checkpoint_outlives_kills_stops_and_replacements() {
-    for format in ["raw", "qcow2", "vpc"] {
+    for (format, data) in
+        [("raw", ""), ("qcow2", ""), ("vpc", ""), ("qcow2", "off"), ("qcow2", "on")]
+    {
         let bench = Bench::new();
-        make(&bench, "a.img", format, &[]);
+        let external = format!("data_file={},data_file_raw={data}", bench.text("data"));
+        let more = ["-o", &*external];
+        make(&bench, "a.img", format, if data.is_empty() { &[] } else { &more });
         make(&bench, "copy", "qcow2", &[]);
         let copy = bench.text("copy");
         // A VHD's size is one of cylinders.
@@ -325,19 +332,46 @@ fn a_block_device_has_checkpoints_too() {
     server.stop();
 }
 
-/// Nobody would see that somebody has written to the data file meanwhile.
+/// The image itself is as it was.
 #[test]
-fn an_image_with_a_data_file_keeps_no_checkpoints() {
-    let bench = Bench::new();
-    let data = format!("data_file={}", bench.text("data"));
-    make(&bench, "a.img", "qcow2", &["-o", &data]);
-    let server = bench.serve(&["a.img"], &["-f", "qcow2"]);
-    let mut control = bench.control();
-    let add = |persistent: bool| json!({ "node": "a", "name": "since", "persistent": persistent });
-    let why = control.call("block-dirty-bitmap-add", add(true)).expect_err("refused");
-    assert!(why.contains("external data file"), "{why}");
-    control.ok("block-dirty-bitmap-add", add(false));
-    server.stop();
+fn a_data_file_that_others_wrote_to_loses_the_checkpoints() {
+    for (killed, swapped) in [(false, false), (false, true), (true, false), (true, true)] {
+        let bench = Bench::new();
+        let data = bench.text("data");
+        make(&bench, "a.img", "qcow2", &["-o", &format!("data_file={data}")]);
+        let server = bench.serve(&["a.img"], &["-f", "qcow2"]);
+        let mut control = bench.control();
+        let add = json!({ "node": "a", "name": "since", "persistent": true });
+        control.ok("block-dirty-bitmap-add", add);
+        bench.io("a", &["write -P 1 1M 64k"]);
+        match killed {
+            true => server.kill(),
+            false => drop(server.stop()),
+        }
+        // Later than what may have been in flight.
+        thread::sleep(Duration::from_millis(1200));
+        match swapped {
+            // Another file, of the same content and time.
+            true => {
+                ok("cp", "", &["-p", &data, &bench.text("kept")]);
+                fs::rename(bench.path("kept"), bench.path("data")).expect("swapped");
+            }
+            false => {
+                let file = fs::File::options().write(true).open(&data).expect("the data file");
+                file.write_all_at(&[9; 4096], 1 << 20).expect("written");
+            }
+        }
+        // What is left of the killed server is in doubt by now, which the operator decides.
+        let more = ["-f", "qcow2", "--data-file", &data, "--restart-log", "use"];
+        let server = bench.serve(&["a.img"], &more[..if killed { 6 } else { 4 }]);
+        let found = bitmap(&mut bench.control(), "since");
+        assert_eq!(
+            found["inconsistent"],
+            json!(true),
+            "killed {killed}, swapped {swapped}: {found}"
+        );
+        server.stop();
+    }
 }
 
 /// A sidecar that cannot be used is of no state that comes later.

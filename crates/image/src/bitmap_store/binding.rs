@@ -5,6 +5,7 @@
 //! ([`crate::Standing`]); after a power cut, where nobody has written to it since the machine started, and it was not put
 //! back to a time before the bits were last written as a whole. A device has no such time, and the kernel counts bytes written to it only
 //! since it has been there: those must be as many as at the clean stop, or none where the machine has been started since.
+//! All that must be so of an external data file, too.
 
 use std::io;
 use std::sync::atomic::Ordering::SeqCst;
@@ -12,7 +13,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use ringtap_io::{Lent, Wall, Witness, Words};
 use rustix::time::{ClockId, clock_gettime};
 
-use super::layout::{Known, Meta, Next};
+use super::layout::{DataFile, Known, Meta, Next};
 use super::memory::BitMemory;
 use super::new_number;
 use crate::restart::Facts;
@@ -27,6 +28,10 @@ const BOOT: usize = 1;
 const WRITTEN: usize = 3;
 const WITNESS: usize = 8;
 const WORDS: usize = WITNESS + Witness::WORDS;
+/// Of an external data file: bytes written to the device when it began, and its witness.
+const DATA_WRITTEN: usize = WORDS;
+const DATA_WITNESS: usize = WORDS + 8;
+const DATA_WORDS: usize = DATA_WITNESS + Witness::WORDS;
 
 /// An image that is open, as a sidecar knows it.
 pub struct Binding {
@@ -36,8 +41,16 @@ pub struct Binding {
     booted: Wall,
     container: Container,
     opened: Known,
+    data: Option<Data>,
     /// What says how the image stands, as long as this is there.
-    session: std::sync::OnceLock<(Words, Option<Lent>)>,
+    session: std::sync::OnceLock<(Words, Vec<Lent>)>,
+}
+
+/// The external data file of an image that is open.
+struct Data {
+    identity: String,
+    container: Container,
+    opened: Known,
 }
 
 /// What a sidecar says of an image.
@@ -45,6 +58,7 @@ pub struct Binding {
 pub(super) struct Found {
     session: u64,
     known: Known,
+    data: Option<DataFile>,
 }
 
 /// What a sidecar's bits are worth.
@@ -61,11 +75,14 @@ pub(super) enum Verdict {
 }
 
 impl Binding {
-    /// That of an image that nobody has written to since it was opened.
-    pub fn of(container: &Container) -> io::Result<Binding> {
+    /// That of an image that nobody has written to since it was opened, nor to its external data file.
+    pub fn of(container: &Container, data: Option<&Container>) -> io::Result<Binding> {
         let none =
             || io::Error::new(io::ErrorKind::Unsupported, "nothing tells its file from others");
-        let identity = record::identity_of(&container.place().at()).ok_or_else(none)?;
+        let identify =
+            |container: &Container| record::identity_of(&container.place().at()).ok_or_else(none);
+        let identity = identify(container)?;
+        let data = data.map(|data| Ok::<_, io::Error>((identify(data)?, data))).transpose()?;
         let folder = RestartLog::usual_folder();
         crate::restart::make_folder(&folder)?;
         let boot = boot::identity(&folder)?;
@@ -74,13 +91,31 @@ impl Binding {
             (time.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(time.tv_nsec as u64)
         };
         let booted = nanos(ClockId::Realtime).saturating_sub(nanos(ClockId::Boottime));
-        Ok(Binding::simulated(container, identity, boot, booted))
+        let binding = Binding::simulated(container, identity, boot, booted);
+        Ok(match data {
+            Some((identity, data)) => binding.with_data(data, identity),
+            None => binding,
+        })
     }
 
     /// The same, of which a simulation says all that.
     pub fn simulated(container: &Container, identity: String, boot: u128, booted: Wall) -> Binding {
         let (opened, session) = (of(container.facts_at_first()), Default::default());
-        Binding { identity, boot, booted, container: container.clone(), opened, session }
+        Binding {
+            identity,
+            boot,
+            booted,
+            container: container.clone(),
+            opened,
+            data: None,
+            session,
+        }
+    }
+
+    /// The same of an image with an external data file.
+    pub fn with_data(self, data: &Container, identity: String) -> Binding {
+        let opened = of(data.facts_at_first());
+        Binding { data: Some(Data { identity, container: data.clone(), opened }), ..self }
     }
 
     /// The image.
@@ -102,25 +137,36 @@ impl Binding {
     /// before, whose disk was about to go on in this one when its server was killed or the power was cut.
     pub(super) fn found_in(&self, meta: &Meta) -> Option<Found> {
         if meta.identity == self.identity {
-            return Some(Found { session: meta.session, known: meta.known });
+            return Some(Found {
+                session: meta.session,
+                known: meta.known,
+                data: meta.data.clone(),
+            });
         }
         let next = meta.next.as_ref().filter(|_| !meta.closed);
         let next = next.filter(|next| next.identity == self.identity)?;
-        Some(Found { session: next.session, known: next.known })
+        Some(Found { session: next.session, known: next.known, data: next.data.clone() })
     }
 
     /// Changes are noted from now on; gives the number of the memory in which they are.
     pub(super) fn begin(&self, memory: &dyn BitMemory) -> io::Result<u64> {
         let number = new_number();
-        let words = memory.words(number, Some(WORDS))?;
+        let count = if self.data.is_some() { DATA_WORDS } else { WORDS };
+        let words = memory.words(number, Some(count))?;
         let set = |at: usize, value: u64| words.get(at).map(|word| word.store(value, SeqCst));
         set(BOOT, (self.boot >> 64) as u64);
         set(BOOT + 1, self.boot as u64);
-        let facts = Facts::of(&self.container);
-        set(WRITTEN, facts.written.unwrap_or_default());
-        Witness::reset(&words, WITNESS, facts.modified.unwrap_or_default());
-        // A restart log's words stay: it tells how the image stands when it is opened.
-        let lent = self.container.witness().lend(words.clone(), WITNESS);
+        let data = self.data.iter().map(|data| (&data.container, DATA_WRITTEN, DATA_WITNESS));
+        let mut lent = vec![];
+        for (container, written, witness) in
+            [(&self.container, WRITTEN, WITNESS)].into_iter().chain(data)
+        {
+            let facts = Facts::of(container);
+            set(written, facts.written.unwrap_or_default());
+            Witness::reset(&words, witness, facts.modified.unwrap_or_default());
+            // A restart log's words stay: it tells how the image stands when it is opened.
+            lent.extend(container.witness().lend(words.clone(), witness));
+        }
         set(0, MAGIC);
         let _first = self.session.set((words, lent));
         Ok(number)
@@ -135,60 +181,72 @@ impl Binding {
     /// What is to be believed.
     pub(super) fn judge(&self, meta: &Meta, found: &Found, memory: &dyn BitMemory) -> Verdict {
         let same_boot = meta.boot == format!("{:032x}", self.boot);
+        let same_data = match (&self.data, &found.data) {
+            (Some(own), Some(data)) => own.identity == data.identity,
+            (own, data) => own.is_none() && data.is_none(),
+        };
+        if !same_data {
+            return Verdict::Lost("its data file is another".into());
+        }
         let end = match meta.closed {
-            true => self.after_close(&found.known, same_boot).map(|()| Verdict::Stored),
-            false if same_boot => self.after_kill(found.session, memory),
-            false => self.after_power_cut(&found.known).map(|()| Verdict::StoredAndLogged),
+            true => self.of_all(found, |now, then| after_close(now, then, same_boot)),
+            false if same_boot => return self.after_kill(found.session, memory),
+            false => self.of_all(found, |now, then| self.after_power_cut(now, then)),
         };
-        end.unwrap_or_else(Verdict::Lost)
+        let good = if meta.closed { Verdict::Stored } else { Verdict::StoredAndLogged };
+        end.map_or_else(Verdict::Lost, |()| good)
     }
 
-    fn after_close(&self, closed: &Known, same_boot: bool) -> Result<(), String> {
-        let now = &self.opened;
-        let same = match (now.modified, now.written) {
-            (Some(modified), _) => closed.modified == Some(modified),
-            (None, Some(written)) if same_boot => closed.written == Some(written),
-            (None, Some(written)) => written == 0,
-            (None, None) => false,
-        };
-        if same { Ok(()) } else { Err("the image was written to by something else".into()) }
+    /// Whether the image is as it was, and its data file.
+    fn of_all(
+        &self,
+        found: &Found,
+        is_well: impl Fn(&Known, &Known) -> Result<(), String>,
+    ) -> Result<(), String> {
+        is_well(&self.opened, &found.known).map_err(|why| format!("the image {why}"))?;
+        let data = self.data.as_ref().zip(found.data.as_ref());
+        let end = data.map_or(Ok(()), |(own, data)| is_well(&own.opened, &data.known));
+        end.map_err(|why| format!("its data file {why}"))
     }
 
-    fn after_kill(&self, session: u64, memory: &dyn BitMemory) -> Result<Verdict, String> {
-        let words = memory.words(session, None).map_err(|_| gone())?;
+    fn after_kill(&self, session: u64, memory: &dyn BitMemory) -> Verdict {
+        let Ok(words) = memory.words(session, None) else { return gone() };
         let word = |at: usize| words.get(at).map_or(0, |word| word.load(SeqCst));
         let begin = word(0);
         let boot = u128::from(word(BOOT)) << 64 | u128::from(word(BOOT + 1));
         if ![MAGIC, SHORT].contains(&begin) || boot != self.boot {
-            return Err(gone());
+            return gone();
         }
-        let standing = match self.container.standing() {
+        let standing = |container: &Container, written, witness| match container.standing() {
             Some(standing) => standing.clone(),
             None => {
-                let said = Witness::read(&words, WITNESS);
-                Standing::of(said, &self.container.facts_at_first(), word(WRITTEN))
+                let said = Witness::read(&words, witness);
+                Standing::of(said, &container.facts_at_first(), word(written))
             }
         };
-        match standing {
-            Standing::Same if begin == MAGIC => Ok(Verdict::InMemory),
-            Standing::Same => Ok(Verdict::StoredAndLogged),
-            Standing::Other(why) | Standing::Unknown(why) => Err(why),
+        let own = standing(&self.container, WRITTEN, WITNESS);
+        let data = self.data.as_ref();
+        let data = data.map(|data| standing(&data.container, DATA_WRITTEN, DATA_WITNESS));
+        for standing in [Some(own), data].into_iter().flatten() {
+            if let Standing::Other(why) | Standing::Unknown(why) = standing {
+                return Verdict::Lost(why);
+            }
         }
+        if begin == MAGIC { Verdict::InMemory } else { Verdict::StoredAndLogged }
     }
 
-    fn after_power_cut(&self, then: &Known) -> Result<(), String> {
-        let now = &self.opened;
+    fn after_power_cut(&self, now: &Known, then: &Known) -> Result<(), String> {
         let Some(modified) = now.modified else {
             return match now.written {
                 Some(0) => Ok(()),
-                _ => Err("the device was written to since the machine started".into()),
+                _ => Err("was written to since the machine started: it is a device".into()),
             };
         };
         if modified > self.booted {
-            return Err("the image was written to since the machine started".into());
+            return Err("was written to since the machine started".into());
         }
         if then.modified.is_none_or(|before| modified < before) {
-            return Err("the image was put back to an earlier state".into());
+            return Err("was put back to an earlier state".into());
         }
         Ok(())
     }
@@ -207,7 +265,8 @@ impl Binding {
             boot: format!("{:032x}", self.boot),
             session,
             region,
-            known: self.known(),
+            known: known(&self.container),
+            data: self.data_file(),
             closed,
             next: next.filter(|_| !closed).cloned(),
             part: None,
@@ -217,22 +276,36 @@ impl Binding {
 
     /// What is to be written of the image that a disk is about to go on in, which it is.
     pub(super) fn as_next(&self, session: u64) -> Next {
-        Next { identity: self.identity.clone(), session, known: self.known() }
+        let (identity, known) = (self.identity.clone(), known(&self.container));
+        Next { identity, session, known, data: self.data_file() }
+    }
+
+    fn data_file(&self) -> Option<DataFile> {
+        let data = self.data.as_ref()?;
+        Some(DataFile { identity: data.identity.clone(), known: known(&data.container) })
     }
 }
 
-impl Binding {
-    fn known(&self) -> Known {
-        if let Some(file) = self.container.open_file() {
-            // A time of modification that waits in memory would be older after a power cut.
-            let _ = rustix::fs::fsync(file);
-        }
-        of(Facts::of(&self.container))
+fn known(container: &Container) -> Known {
+    if let Some(file) = container.open_file() {
+        // A time of modification that waits in memory would be older after a power cut.
+        let _ = rustix::fs::fsync(file);
     }
+    of(Facts::of(container))
 }
 
-fn gone() -> String {
-    "what a killed server noted of it is gone".to_owned()
+fn after_close(now: &Known, closed: &Known, same_boot: bool) -> Result<(), String> {
+    let same = match (now.modified, now.written) {
+        (Some(modified), _) => closed.modified == Some(modified),
+        (None, Some(written)) if same_boot => closed.written == Some(written),
+        (None, Some(written)) => written == 0,
+        (None, None) => false,
+    };
+    if same { Ok(()) } else { Err("was written to by something else".into()) }
+}
+
+fn gone() -> Verdict {
+    Verdict::Lost("what a killed server noted of it is gone".to_owned())
 }
 
 fn of(facts: Facts) -> Known {

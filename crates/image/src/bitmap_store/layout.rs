@@ -51,6 +51,13 @@ pub(super) struct Known {
     pub(super) written: Option<u64>,
 }
 
+/// The external data file of an image.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct DataFile {
+    pub(super) identity: String,
+    pub(super) known: Known,
+}
+
 /// An image that a disk is about to go on in.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Next {
@@ -58,6 +65,8 @@ pub(super) struct Next {
     /// The number of the memory that says how its file stands.
     pub(super) session: u64,
     pub(super) known: Known,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) data: Option<DataFile>,
 }
 
 /// The description.
@@ -73,6 +82,9 @@ pub(super) struct Meta {
     pub(super) region: u64,
     /// The image when this was written.
     pub(super) known: Known,
+    /// Its external data file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) data: Option<DataFile>,
     /// Whether nobody has written to it since.
     pub(super) closed: bool,
     /// The image that the disk is about to go on in.

@@ -17,6 +17,7 @@ fn whole(rng: &mut fastrand::Rng) -> Whole {
         session: 5,
         region: 1 << 26,
         known: layout::Known { modified: Some(9), written: None },
+        data: None,
         closed: false,
         next: None,
         part: None,

@@ -383,8 +383,11 @@ impl Image for Qcow2 {
     }
 
     fn container(&self) -> Option<&Container> {
-        // Of an external data file it does not tell whether somebody has written to it.
-        self.shared.data.is_none().then_some(&self.shared.container)
+        Some(&self.shared.container)
+    }
+
+    fn data_file(&self) -> Option<&Container> {
+        self.shared.data.as_ref()
     }
 
     fn takes_durable_writes(&self) -> bool {

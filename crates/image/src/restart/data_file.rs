@@ -37,6 +37,7 @@ impl RestartLog {
                 let why = format!("of its data file {}: {why}", data.path().display());
                 self.standing = Standing::Unknown(why);
             }
+            data.stands(&self.standing);
         }
         self.data = Some(data.clone());
         self
