@@ -119,6 +119,7 @@ fn table(rows: &[Row], width: Option<u16>) -> String {
         "queue",
         "oldest ms",
         "held",
+        "throttled s/s",
         "chain",
         "state",
     ]);
@@ -138,12 +139,13 @@ fn table(rows: &[Row], width: Option<u16>) -> String {
             row.in_flight.to_string(),
             format!("{:.1}", row.oldest_us as f64 / 1000.0),
             row.held.to_string(),
+            format!("{:.2}", row.held_seconds_per_second),
             row.chain.to_string(),
             row.state().to_owned(),
         ]);
     }
     for (place, column) in table.column_iter_mut().enumerate() {
-        let is_text = place == 0 || place == 12;
+        let is_text = place == 0 || place == 13;
         column.set_cell_alignment(if is_text { CellAlignment::Left } else { CellAlignment::Right });
     }
     let lines: Vec<String> = table.lines().map(|line| line.trim_end().to_owned() + "\n").collect();

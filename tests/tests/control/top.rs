@@ -67,6 +67,10 @@ fn what_disks_do_is_shown() {
     assert!(lines[0].trim_start().starts_with("disk") && lines[0].contains("p99.9 us"), "{plain}");
     assert!(lines[1].trim_start().starts_with('a'), "{plain}");
     assert!(!plain.contains('\x1b'), "{plain:?}");
+    // Numbers end where their headings do. Several of its requests are held at a time.
+    let end = lines[0].find("throttled s/s").expect("a heading") + "throttled s/s".len();
+    let held = lines[1][..end].rsplit(' ').next().expect("a column");
+    assert!(held.parse::<f64>().expect("a number") > 0.5, "{plain}");
     // On a terminal it takes the place of the last.
     let command = format!(
         "{} top --once --interval 0.1 --control unix:{}",
