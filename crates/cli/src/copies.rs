@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::args::Output;
 use crate::checkpoint;
 use crate::disk::{absolute, opened_by, with_secret};
-use crate::job::{How, tell};
+use crate::job::{How, OnErrors, tell};
 use crate::names;
 use crate::qmp::Qmp;
 use crate::secret;
@@ -49,8 +49,14 @@ pub(crate) struct MirrorArgs {
     pub(crate) max_slowdown: Option<u32>,
 
     #[command(flatten)]
+    pub(crate) on_errors: OnErrors,
+
+    #[command(flatten)]
     pub(crate) how: How,
 }
+
+/// What is read, and what is written.
+const SIDES: [&str; 2] = ["on-source-error", "on-target-error"];
 
 /// A backup of a disk that is served.
 #[derive(Debug, Args)]
@@ -84,6 +90,9 @@ pub(crate) struct BackupArgs {
     /// The longest that a guest's write may wait for the image, in milliseconds; then the backup is given up
     #[arg(long, value_name = "MS", default_value = "1000")]
     guest_timeout: u64,
+
+    #[command(flatten)]
+    on_errors: OnErrors,
 
     #[command(flatten)]
     how: How,
@@ -125,6 +134,7 @@ pub(crate) fn backup(qmp: &mut Qmp, args: &BackupArgs, output: Output) -> anyhow
     if let Some(since) = &args.since {
         arguments["bitmap"] = since.clone().into();
     }
+    args.on_errors.put(&mut arguments, &SIDES);
     let id = format!("backup-{}", args.node);
     let checkpoint = args.checkpoint.as_ref().map(|name| checkpoint::add(&args.node, name));
     let begin = |qmp: &mut Qmp, backup: Value| match checkpoint {
@@ -175,6 +185,7 @@ pub(crate) fn mirror(
     if let Some(percent) = args.max_slowdown {
         arguments["__ringtap_max-slowdown"] = percent.into();
     }
+    args.on_errors.put(&mut arguments, &SIDES);
     let id = format!("mirror-{}", args.node);
     let end = if args.copy { "block-job-cancel" } else { "job-complete" };
     let begin = |qmp: &mut Qmp, arguments| qmp.call("blockdev-mirror", arguments);

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 use ringtap_vbd::Progress;
 use serde_json::{Value, json};
 
@@ -114,6 +114,9 @@ pub(crate) struct CommitArgs {
     max_slowdown: Option<u32>,
 
     #[command(flatten)]
+    on_errors: OnErrors,
+
+    #[command(flatten)]
     how: How,
 }
 
@@ -136,6 +139,9 @@ pub(crate) struct StreamArgs {
     into: Option<PathBuf>,
 
     #[command(flatten)]
+    on_errors: OnErrors,
+
+    #[command(flatten)]
     how: How,
 }
 
@@ -152,6 +158,33 @@ pub(crate) struct How {
 
     #[command(flatten)]
     pub(crate) talk: Talk,
+}
+
+/// What becomes of a job that meets an error.
+#[derive(Clone, Copy, Debug, Default, Args)]
+pub(crate) struct OnErrors {
+    /// Where something cannot be read or written: the job fails (report), pauses until `ringtap job resume` (stop), does so where
+    /// no space is left and fails else (enospc), or tries again until it can (ignore) [default: report]
+    #[arg(long, value_enum, value_name = "WHAT", hide_possible_values = true)]
+    on_error: Option<OnError>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum OnError {
+    Report,
+    Stop,
+    Enospc,
+    Ignore,
+}
+
+impl OnErrors {
+    /// Say so in the arguments of those names.
+    pub(crate) fn put(self, arguments: &mut Value, keys: &[&str]) {
+        let Some(on_error) = self.on_error.and_then(|one| one.to_possible_value()) else { return };
+        for key in keys {
+            arguments[*key] = on_error.get_name().into();
+        }
+    }
 }
 
 /// Carry it out.
@@ -245,7 +278,7 @@ fn finish(
     ready: &mut dyn FnMut(),
 ) -> anyhow::Result<Ended> {
     let progress = Arc::new(Progress::default());
-    let (mut bar, mut told) = (None, false);
+    let (mut bar, mut told, mut paused) = (None, false, false);
     loop {
         let jobs = qmp.call("query-jobs", json!({}))?;
         let job = jobs.as_array().into_iter().flatten().find(|job| job["id"] == id);
@@ -255,7 +288,13 @@ fn finish(
         // The whole grows as the guest writes.
         progress.set(done.saturating_mul(10_000) / total.max(1));
         bar.get_or_insert_with(|| Bar::show(talk, &progress, 10_000));
-        match job["status"].as_str().unwrap_or_default() {
+        let status = job["status"].as_str().unwrap_or_default();
+        let pauses = matches!(status, "paused" | "standby");
+        if pauses && !std::mem::replace(&mut paused, pauses) {
+            tracing::warn!("{id} pauses: ringtap job resume {id} has it go on");
+        }
+        paused = pauses;
+        match status {
             "ready" if !told => {
                 ready();
                 let key = if end == "block-job-cancel" { "device" } else { "id" };
@@ -379,6 +418,7 @@ pub(crate) fn commit(qmp: &mut Qmp, args: &CommitArgs, output: Output) -> anyhow
     if let Some(percent) = args.max_slowdown {
         arguments["__ringtap_max-slowdown"] = percent.into();
     }
+    args.on_errors.put(&mut arguments, &["on-error"]);
     let id = format!("commit-{}", args.node);
     let how = args.how.beside(output);
     let ended = how.carry_out(qmp, "block-commit", &id, arguments, "job-complete")?;
@@ -403,6 +443,7 @@ pub(crate) fn stream(qmp: &mut Qmp, args: &StreamArgs, output: Output) -> anyhow
     if let Some(into) = &args.into {
         arguments["__ringtap_into"] = absolute(into)?.into();
     }
+    args.on_errors.put(&mut arguments, &["on-error"]);
     let id = format!("stream-{}", args.node);
     let how = args.how.beside(output);
     let ended = how.carry_out(qmp, "block-stream", &id, arguments, "job-complete")?;

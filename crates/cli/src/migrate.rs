@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use crate::args::Output;
 use crate::copies::{MirrorArgs, mirror};
 use crate::disk::found;
-use crate::job::How;
+use crate::job::{How, OnErrors};
 use crate::qmp::Qmp;
 use crate::serve::control;
 
@@ -86,6 +86,7 @@ pub(crate) fn run(qmp: &mut Qmp, args: MigrateArgs, output: Output) -> anyhow::R
         since,
         copy,
         max_slowdown,
+        on_errors: OnErrors::default(),
         how,
     };
     let mut begun = Ok(());

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use ringtap_image::qcow2::{self, ResizeOptions};
 use ringtap_image::{Format, Image, OpenOptions, Place, open_place, record};
 use ringtap_io::{Io, Tasks};
-use ringtap_vbd::{Ending, Job, Mirror, Scope, Vbd};
+use ringtap_vbd::{Ending, Job, Mirror, OnErrors, Scope, Vbd};
 
 use crate::opened::identity;
 use crate::{Disk, Error, checkpoints};
@@ -24,6 +24,8 @@ pub(crate) struct Commit {
     pub(crate) base: Option<PathBuf>,
     /// By how many percent guests may be slowed.
     pub(crate) max_slowdown: u32,
+    /// What becomes of the job where it meets an error.
+    pub(crate) on_errors: OnErrors,
 }
 
 /// Where the disk goes on.
@@ -153,15 +155,19 @@ impl Commit {
         }
         let (to, from, job) = (to.disk().clone(), self.vbd.clone(), job.clone());
         let (path, former, above) = (below.path.clone(), self.disk.path.clone(), below.above);
-        let max_slowdown = Some(self.max_slowdown);
+        let (max_slowdown, on_errors) = (Some(self.max_slowdown), self.on_errors);
         let end = tasks
             .block_on(async move {
                 if let Ok(image) = to.image() {
                     checkpoints::moves(&io, &from, &*image).await;
                 }
                 let scope = Scope::Above(above);
-                let mirror =
-                    Mirror { scope, max_slowdown, ..Mirror::new(from.clone(), to.clone()) };
+                let mirror = Mirror {
+                    scope,
+                    max_slowdown,
+                    on_errors,
+                    ..Mirror::new(from.clone(), to.clone())
+                };
                 let still = async || moved(&former, &path);
                 let end = mirror.run(&io, &job, Ending::Pivot, still).await;
                 let end = end.map_err(|error| error.to_string());

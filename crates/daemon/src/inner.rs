@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use ringtap_image::{Format, Image, open_on, record};
 use ringtap_io::{Io, Tasks};
-use ringtap_vbd::{Ending, Job, Mirror, Scope, Vbd};
+use ringtap_vbd::{Ending, Job, Mirror, OnErrors, Scope, Vbd};
 
 use crate::chain::{Backing, Layer, Stays, layers, nth, options_of, position};
 use crate::commit::{close, larger, seal};
@@ -27,6 +27,8 @@ pub(crate) struct InnerCommit {
     pub(crate) base: PathBuf,
     /// How the image upon them is to name it; by its whole path where nothing is said.
     pub(crate) backing_file: Option<String>,
+    /// What becomes of the job where it meets an error.
+    pub(crate) on_errors: OnErrors,
 }
 
 /// The images that it is about: how many lie upon each.
@@ -182,7 +184,8 @@ impl InnerCommit {
         let fits = to.size() >= size || to.disk().grow(size).is_ok();
         let copied = if fits {
             let scope = Scope::Above(found.base - found.top);
-            let mirror = Mirror { scope, ..Mirror::new(from, to.disk().clone()) };
+            let on_errors = self.on_errors;
+            let mirror = Mirror { scope, on_errors, ..Mirror::new(from, to.disk().clone()) };
             let nothing = async || Ok::<_, std::convert::Infallible>(());
             let end = mirror.run(io, job, Ending::Copy, nothing).await;
             end.map(drop).map_err(|error| error.to_string())

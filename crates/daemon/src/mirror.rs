@@ -3,7 +3,7 @@
 use std::ops::RangeInclusive;
 
 use ringtap_io::Tasks;
-use ringtap_vbd::{Ending, Job, Mirror, Scope};
+use ringtap_vbd::{Ending, Job, Mirror, OnErrors, Scope};
 
 use crate::commit::{Moved, left, moved};
 use crate::{Disk, Error, checkpoints};
@@ -25,6 +25,8 @@ pub(crate) struct Copy {
     pub(crate) granularity: u64,
     /// The most bytes that the job copies at once, where that is said.
     pub(crate) in_flight: Option<u64>,
+    /// What becomes of the job where it meets an error.
+    pub(crate) on_errors: OnErrors,
 }
 
 /// The least and the most bytes that are copied by one request, and the most requests.
@@ -34,8 +36,8 @@ const MOST_REQUESTS: u64 = 64;
 impl Copy {
     /// Do it, on this thread; none where the job was told to leave the disk where it is.
     pub(crate) fn run(self, job: &Job) -> Result<Option<Moved>, Error> {
-        let Copy { disk, from, target, to, scope, zeroed, max_slowdown, granularity, in_flight } =
-            self;
+        let Copy { disk, from, target, to, scope, zeroed, max_slowdown, granularity, .. } = self;
+        let (in_flight, on_errors) = (self.in_flight, self.on_errors);
         let failed = |why: String| Error::Mirror { path: disk.path.clone(), why };
         let mut tasks = Tasks::new(ringtap_io::reactor().map_err(Error::Ring)?);
         let (io, job) = (tasks.io().clone(), job.clone());
@@ -45,7 +47,8 @@ impl Copy {
                 checkpoints::moves(&io, &from, &*image).await;
             }
             let usual = Mirror::new(from.clone(), to.clone());
-            let mut mirror = Mirror { scope, zeroed, max_slowdown, granularity, ..usual };
+            let mut mirror =
+                Mirror { scope, zeroed, max_slowdown, granularity, on_errors, ..usual };
             if max_slowdown.is_none() {
                 mirror.patience = Some(0);
             }

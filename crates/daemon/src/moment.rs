@@ -9,8 +9,8 @@ use ringtap_image::bitmap_store::KeptIn;
 use ringtap_image::record::Transaction;
 use ringtap_io::{Io, Tasks};
 use ringtap_vbd::{
-    Backup, BitmapChange, Breaks, Busy, DirtyBitmap, Moment, Quiesced, StagedBitmaps, Successor,
-    Vbd,
+    Backup, BitmapChange, Breaks, Busy, DirtyBitmap, Moment, OnErrors, Quiesced, StagedBitmaps,
+    Successor, Vbd,
 };
 
 use crate::chain::{REST, STILL, TRIES};
@@ -31,6 +31,8 @@ pub(crate) struct Wanted {
     pub(crate) limit: Option<Duration>,
     /// What breaks then, or where the target fails.
     pub(crate) breaks: Breaks,
+    /// What becomes of a job that meets an error.
+    pub(crate) on_errors: OnErrors,
 }
 
 /// One disk's part.
@@ -223,6 +225,7 @@ fn begin_backup(
         zeroed: wanted.zeroed,
         limit: wanted.limit.map(|limit| u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX)),
         breaks: wanted.breaks,
+        on_errors: wanted.on_errors,
         ..Backup::new(part.vbd.clone(), wanted.to.clone())
     };
     let mut moment = backup.begin_still(still).map_err(|error| failed(part, error))?;

@@ -20,10 +20,12 @@ use crate::job::{Job, Pace, Phase};
 use crate::level::Pass;
 use crate::map::Map;
 use crate::mirror::MirrorError;
+use crate::mirror::again::{Attempt, DealsWithNoRoom};
 use crate::mirror::content::{give, look};
 use crate::mirror::target::Target;
 use crate::mirror::together::{beside, together, within};
 use crate::track::Tracker;
+use crate::trouble::OnErrors;
 use crate::{Busy, DirtyBitmap, Disk, Kind, Quiesced, Request, Successor, Vbd};
 
 mod left;
@@ -65,6 +67,8 @@ pub struct Backup {
     pub limit: Option<Time>,
     /// What breaks then, or where saving it fails.
     pub breaks: Breaks,
+    /// What becomes of the job that saves the rest where it meets an error.
+    pub on_errors: OnErrors,
     #[cfg(feature = "sabotage")]
     #[doc(hidden)]
     pub wrongs: crate::Wrongs,
@@ -96,6 +100,8 @@ pub struct Moment {
     kept: Arc<Kept>,
     filter: Arc<dyn BeforeWrite>,
     requests: usize,
+    on_errors: OnErrors,
+    deals_with_no_room: Option<DealsWithNoRoom>,
     /// Marks to be set again.
     taken: Option<(Arc<Tracker>, Map)>,
     successor: Option<Successor>,
@@ -137,6 +143,7 @@ impl Backup {
             requests: 8,
             limit: Some(5_000_000_000),
             breaks: Breaks::default(),
+            on_errors: OnErrors::default(),
             #[cfg(feature = "sabotage")]
             wrongs: crate::Wrongs::default(),
         }
@@ -236,8 +243,20 @@ impl Backup {
         let (filter, shared): (Arc<dyn BeforeWrite>, _) = (kept.clone(), &self.from.shared);
         shared.filters.install_before(&shared.door, filter.clone());
         let (from, saved) = (self.from.clone(), AtomicBool::new(false));
-        let requests = self.requests;
-        Moment { from, kept, filter, requests, taken, successor: None, saved }
+        let (requests, on_errors) = (self.requests, OnErrors::default());
+        let (deals_with_no_room, successor) = (None, None);
+        let moment = Moment {
+            from,
+            kept,
+            filter,
+            requests,
+            on_errors,
+            deals_with_no_room,
+            taken,
+            successor,
+            saved,
+        };
+        moment.with_errors(self.on_errors)
     }
 }
 
@@ -362,11 +381,16 @@ impl Moment {
                 cursor.set(range.end);
                 let range = range.start..range.end.min(kept.size);
                 let bytes = range.end - range.start;
-                pace.wait(io, bytes).await?;
-                pace.measure(io, 0);
-                let work = from.within(async |pass| Ok(kept.save(io, pass, range).await));
-                let end = from.health().contain_all(work).await;
-                end.unwrap_or(Err(MirrorError::Stopped))?;
+                loop {
+                    pace.wait(io, bytes).await?;
+                    let attempt = Attempt::begin(job, &kept.target, self.on_errors);
+                    pace.measure(io, 0);
+                    let range = range.clone();
+                    let work = from.within(async |pass| Ok(kept.save(io, pass, range).await));
+                    let end = from.health().contain_all(work).await;
+                    let Err(why) = end.unwrap_or(Err(MirrorError::Stopped)) else { break };
+                    Box::pin(attempt.failed(io, &pace, why)).await?;
+                }
                 job.add(bytes);
             }
             Ok::<_, MirrorError>(())

@@ -22,6 +22,8 @@ pub(crate) struct Full {
     /// When somebody was told last.
     told: AtomicU64,
     waiting: AtomicUsize,
+    /// How many jobs deal with it themselves.
+    dealt_with: AtomicUsize,
     /// They are not to wait any more.
     over: AtomicBool,
     event: Event,
@@ -39,14 +41,14 @@ impl Full {
 
     /// Wait until somebody says that there is room; false where nobody will.
     pub(crate) async fn wait(&self, tries: u64) -> bool {
-        let Some(tell) = self.tell.get() else { return false };
+        let Some(tell) = self.tell.get().filter(|_| !self.is_dealt_with()) else { return false };
         if self.told.swap(tries + 1, SeqCst) != tries + 1 {
             tell();
         }
         self.waiting.fetch_add(1, SeqCst);
         let room = loop {
             let told = self.event.listen();
-            if self.over.load(SeqCst) {
+            if self.over.load(SeqCst) || self.is_dealt_with() {
                 break false;
             }
             if self.tries() != tries {
@@ -56,6 +58,20 @@ impl Full {
         };
         self.waiting.fetch_sub(1, SeqCst);
         room
+    }
+
+    fn is_dealt_with(&self) -> bool {
+        self.dealt_with.load(SeqCst) > 0
+    }
+
+    /// A job that alone writes here hears of it from now on.
+    pub(crate) fn tell_job(&self) {
+        self.dealt_with.fetch_add(1, SeqCst);
+    }
+
+    /// It does not any more.
+    pub(crate) fn job_is_over(&self) {
+        self.dealt_with.fetch_sub(1, SeqCst);
     }
 
     pub(crate) fn waiting(&self) -> usize {

@@ -88,6 +88,8 @@ struct Inner {
     /// The most bytes in a second; 0 is no limit.
     limit: AtomicU64,
     paused: AtomicBool,
+    /// How often it was resumed.
+    resumed: AtomicU64,
     cancelled: AtomicBool,
     /// It is not to end before it is told to.
     held: AtomicBool,
@@ -163,6 +165,7 @@ impl Job {
     /// Go on after [`Job::pause`].
     pub fn resume(&self) {
         *self.io_status() = IoStatus::Ok;
+        self.0.resumed.fetch_add(1, Relaxed);
         self.0.paused.store(false, Relaxed);
         self.0.told.notify();
     }
@@ -318,6 +321,11 @@ impl Job {
         if let Some(hears) = self.0.hears_trouble.get() {
             hears(trouble);
         }
+    }
+
+    /// How often it was resumed: what fails that began before that is no reason to pause again.
+    pub(crate) fn resumed(&self) -> u64 {
+        self.0.resumed.load(Relaxed)
     }
 
     /// How far it is.

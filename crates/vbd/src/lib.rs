@@ -94,7 +94,7 @@ pub use stats::{Counts, Latencies, Latency, Stats};
 pub use stream::StreamWrongs;
 pub use stream::{Stream, StreamError};
 pub use track::Tracker;
-pub use trouble::{Action, IoStatus, OnError, Trouble};
+pub use trouble::{Action, IoStatus, OnError, OnErrors, Trouble};
 pub use unfinished::{LeftMarks, LeftToCopy, LeftToSave, Unfinished};
 pub use vbd::Vbd;
 pub use workers::{Progress, Workers};

@@ -17,6 +17,15 @@ pub enum OnError {
     StopWhereFull,
 }
 
+/// What is done about errors of a job that copies one disk to another.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OnErrors {
+    /// In reading what is copied. One that is ignored is tried again for as long as it is there.
+    pub source: OnError,
+    /// In writing the copy. One that is ignored is tried again, too.
+    pub target: OnError,
+}
+
 /// What was done about one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {

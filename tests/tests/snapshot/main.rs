@@ -4,6 +4,7 @@ mod access;
 mod backups;
 mod bench;
 mod checkpoints;
+mod errors;
 mod inner;
 mod inner_stream;
 mod jobs;

@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use ringtap_image::{CacheMode, OpenOptions, on_a_ring};
-use ringtap_vbd::{Breaks, Job, Vbd};
+use ringtap_vbd::{Breaks, Job, OnErrors, Vbd};
 
 use super::bitmaps::{Known, NodeBitmap, usable};
 use super::outgoing::Reply;
@@ -114,6 +114,7 @@ impl Running {
             zeroed: false,
             limit,
             breaks,
+            on_errors: OnErrors::default(),
         };
         let (own, vbd) = (from.disk.clone(), from.vbd.clone());
         let part = Part { disk: own, vbd, changes: vec![], keeps: false, backups: vec![wanted] };

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use ringtap_vbd::{Breaks, Moment};
+use ringtap_vbd::{Breaks, Moment, OnErrors};
 use serde_json::json;
 
 use super::bitmaps::{Known, usable};
-use super::copies::{Common, OnError};
+use super::copies::{Common, OnErrorWord};
 use super::jobs::JobType;
 use super::moment::Moments;
 use super::outgoing::Reply;
@@ -43,8 +43,8 @@ arguments! {
         "bitmap" bitmap: Option<String>,
         "bitmap-mode" bitmap_mode: Option<BitmapMode>,
         "speed" speed: Option<u64>,
-        "on-source-error" _on_source_error: Option<OnError>,
-        "on-target-error" _on_target_error: Option<OnError>,
+        "on-source-error" on_source_error: Option<OnErrorWord>,
+        "on-target-error" on_target_error: Option<OnErrorWord>,
         /// Whether the copy is compressed: it is not.
         "compress" compress: Option<bool>,
         /// Whether the target reads as zeros.
@@ -111,8 +111,9 @@ impl BlockdevBackup {
     fn go_on(self, running: &mut Running, moment: Moment) -> Result<Done, Refusal> {
         let id = running.one_of(Some(&self.device), None)?;
         let known: Vec<_> = moment.disk().dirty_bitmaps().into_iter().map(Known::from).collect();
-        let (_, own) = self.ask(running, id, &known)?.split();
-        running.begin_backup(Begun { moment: moment.take_up(), shown: None }, own)?;
+        let (wanted, own) = self.ask(running, id, &known)?.split();
+        let moment = moment.take_up().with_errors(wanted.on_errors);
+        running.begin_backup(Begun { moment, shown: None }, own)?;
         Ok(Done {})
     }
 
@@ -185,6 +186,8 @@ impl BlockdevBackup {
                 "bitmap": self.bitmap,
                 "bitmap-mode": self.bitmap_mode.map(BitmapMode::word),
                 "__ringtap_guest-timeout": self.guest_timeout,
+                "on-source-error": self.on_source_error.map(OnErrorWord::word),
+                "on-target-error": self.on_target_error.map(OnErrorWord::word),
             });
             new.line = running.line(&new, Self::NAME, more);
         }
@@ -197,6 +200,10 @@ impl BlockdevBackup {
             zeroed: self.target_is_zero.unwrap_or(false),
             limit: Some(Duration::from_millis(self.guest_timeout.unwrap_or(GUEST_TIMEOUT))),
             breaks: Breaks::Moment,
+            on_errors: OnErrors {
+                source: OnErrorWord::meant(self.on_source_error),
+                target: OnErrorWord::meant(self.on_target_error),
+            },
         };
         Ok(Asked { new, wanted, clears_always: mode == Some(BitmapMode::Always) })
     }

@@ -2,9 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
+use ringtap_vbd::OnErrors;
 use serde_json::json;
 
-use super::copies::{Common, OnError, slowdown};
+use super::copies::{Common, OnErrorWord, slowdown};
 use super::jobs::JobType;
 use super::outgoing::Reply;
 use super::refusal::Refusal;
@@ -34,7 +35,7 @@ arguments! {
         /// How the image upon those that go is to name the one below.
         "backing-file" backing_file: Option<String>,
         "speed" speed: Option<u64>,
-        "on-error" _on_error: Option<OnError>,
+        "on-error" on_error: Option<OnErrorWord>,
         /// By how many percent guests may be slowed, where the topmost image goes.
         "__ringtap_max-slowdown" max_slowdown: Option<u32>,
         "auto-finalize" auto_finalize: Option<bool>,
@@ -148,16 +149,22 @@ impl BlockCommit {
             |at: usize| below.get(at - 1).map(|layer| layer.path.clone()).unwrap_or_default();
         let base = path(which.base);
         match which.top {
-            0 => begin_whole(running, new, of, base, self.max_slowdown),
+            0 => begin_whole(running, new, of, base, &self),
             _ if self.max_slowdown.is_some() => Err(Refusal::new(
                 "'__ringtap_max-slowdown' is for commits of the topmost image: others slow no guest",
             )),
             top => {
                 let top = path(top);
-                begin_inner(running, new, of, InnerPaths { top, base }, self.backing_file)
+                begin_inner(running, new, of, InnerPaths { top, base }, self)
             }
         }
     }
+}
+
+/// It is one disk, whose images are on either side.
+fn on_errors(of: Option<OnErrorWord>) -> OnErrors {
+    let on_error = OnErrorWord::meant(of);
+    OnErrors { source: on_error, target: on_error }
 }
 
 /// The topmost images go, and the disk goes on in the one below.
@@ -166,17 +173,23 @@ fn begin_whole(
     mut new: New,
     of: DiskId,
     base: PathBuf,
-    said: Option<u32>,
+    asked: &BlockCommit,
 ) -> Result<Done, Refusal> {
+    let (said, on_error) = (asked.max_slowdown, asked.on_error);
     new.upon = running.may_write_below(of, &base).map_err(Refusal::new)?;
     let Some(served) = running.disks.get(&of) else { return Err(Refusal::new("it is gone")) };
     let (disk, vbd) = (served.disk.clone(), served.vbd.clone());
-    let commit = Commit { disk, vbd, base: Some(base), max_slowdown: slowdown(said)? };
+    let (max_slowdown, on_errors) = (slowdown(said)?, on_errors(on_error));
+    let commit = Commit { disk, vbd, base: Some(base), max_slowdown, on_errors };
     if let Some(base) = commit.base().filter(|base| base.to_str().is_some()) {
         new.line = running.line(
             &new,
             BlockCommit::NAME,
-            json!({ "base": base, "__ringtap_max-slowdown": said }),
+            json!({
+                "base": base,
+                "__ringtap_max-slowdown": said,
+                "on-error": on_error.map(OnErrorWord::word),
+            }),
         );
         new.line.iter_mut().for_each(|line| line.files.push((base.clone(), None)));
     }
@@ -199,19 +212,26 @@ fn begin_inner(
     mut new: New,
     of: DiskId,
     paths: InnerPaths,
-    backing_file: Option<String>,
+    asked: BlockCommit,
 ) -> Result<Done, Refusal> {
+    let (backing_file, on_error) = (asked.backing_file, asked.on_error);
     let InnerPaths { top, base } = paths;
     new.waits = false;
     new.upon = running.may_write_below(of, &base).map_err(Refusal::new)?;
     let beside = running.beside(of, &new.upon);
     let Some(served) = running.disks.get(&of) else { return Err(Refusal::new("it is gone")) };
     let (disk, vbd) = (served.disk.clone(), served.vbd.clone());
-    let commit = InnerCommit { disk, vbd, beside, top, base, backing_file };
+    let commit =
+        InnerCommit { disk, vbd, beside, top, base, backing_file, on_errors: on_errors(on_error) };
     commit.check()?;
     let [top, base] = [&commit.top, &commit.base].map(|path| whole(path));
     if top.to_str().is_some() && base.to_str().is_some() {
-        let more = json!({ "top": top, "base": base, "backing-file": commit.backing_file });
+        let more = json!({
+            "top": top,
+            "base": base,
+            "backing-file": commit.backing_file,
+            "on-error": on_error.map(OnErrorWord::word),
+        });
         new.line = running.line(&new, BlockCommit::NAME, more);
         new.line.iter_mut().for_each(|line| line.files.push((base.clone(), None)));
     }

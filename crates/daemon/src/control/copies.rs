@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use ringtap_image::OpenOptions;
-use ringtap_vbd::{Scope, Tracker};
+use ringtap_vbd::{OnError, OnErrors, Scope, Tracker};
 use serde_json::{Value, json};
 
 use super::bitmaps::{Known, usable};
@@ -22,8 +22,19 @@ use crate::opened::identity;
 use crate::running::{DiskId, Running, Then};
 
 words! {
-    /// What becomes of a job that cannot go on.
-    enum OnError { "report" Report }
+    /// What becomes of a job that meets an error.
+    enum OnErrorWord { "report" Report, "ignore" Ignore, "stop" Stop, "enospc" Enospc, "auto" Auto }
+}
+
+impl OnErrorWord {
+    pub(super) fn meant(of: Option<OnErrorWord>) -> OnError {
+        match of {
+            None | Some(OnErrorWord::Report) => OnError::Report,
+            Some(OnErrorWord::Ignore) => OnError::Ignore,
+            Some(OnErrorWord::Stop) => OnError::Stop,
+            Some(OnErrorWord::Enospc | OnErrorWord::Auto) => OnError::StopWhereFull,
+        }
+    }
 }
 
 words! {
@@ -49,8 +60,8 @@ arguments! {
         /// With `incremental`: what has changed since the target held the same as the disk.
         "bitmap" bitmap: Option<String>,
         "speed" speed: Option<u64>,
-        "on-source-error" _on_source_error: Option<OnError>,
-        "on-target-error" _on_target_error: Option<OnError>,
+        "on-source-error" on_source_error: Option<OnErrorWord>,
+        "on-target-error" on_target_error: Option<OnErrorWord>,
         "copy-mode" copy_mode: Option<CopyMode>,
         /// Bytes of the regions whose changes are noted.
         "granularity" granularity: Option<u32>,
@@ -312,6 +323,10 @@ impl BlockdevMirror {
             max_slowdown: if blocking { None } else { Some(slowdown(self.max_slowdown)?) },
             granularity,
             in_flight: self.buf_size.filter(|bytes| *bytes > 0),
+            on_errors: OnErrors {
+                source: OnErrorWord::meant(self.on_source_error),
+                target: OnErrorWord::meant(self.on_target_error),
+            },
         };
         new.other = Some(target);
         let more = json!({
@@ -322,6 +337,8 @@ impl BlockdevMirror {
             "copy-mode": self.copy_mode.map(CopyMode::word),
             "granularity": self.granularity,
             "buf-size": self.buf_size,
+            "on-source-error": self.on_source_error.map(OnErrorWord::word),
+            "on-target-error": self.on_target_error.map(OnErrorWord::word),
             "__ringtap_max-slowdown": self.max_slowdown,
         });
         new.line = running.line(&new, Self::NAME, more);

@@ -2,15 +2,15 @@
 
 use std::path::{Path, PathBuf};
 
-use ringtap_vbd::{Job, OnError};
+use ringtap_vbd::Job;
 use serde_json::json;
 
-use super::copies::Common;
+use super::copies::{Common, OnErrorWord};
 use super::jobs::JobType;
 use super::outgoing::Reply;
 use super::refusal::Refusal;
 use super::resume::whole;
-use super::shape::{Done, arguments, words};
+use super::shape::{Done, arguments};
 use super::table::Command;
 use crate::Error;
 use crate::chain::{layers, position};
@@ -18,11 +18,6 @@ use crate::inner_stream::InnerStream;
 use crate::opened::identity;
 use crate::running::{DiskId, Running, Served, Then};
 use crate::stream::Stream;
-
-words! {
-    /// What becomes of a job that meets an error.
-    enum StreamOnError { "report" Report, "ignore" Ignore, "stop" Stop, "enospc" Enospc }
-}
 
 arguments! {
     /// `block-stream`
@@ -41,7 +36,7 @@ arguments! {
         /// How the topmost image is to name what stays.
         "backing-file" backing_file: Option<String>,
         "speed" speed: Option<u64>,
-        "on-error" on_error: Option<StreamOnError>,
+        "on-error" on_error: Option<OnErrorWord>,
         "auto-finalize" auto_finalize: Option<bool>,
         "auto-dismiss" auto_dismiss: Option<bool>,
     }
@@ -170,18 +165,13 @@ impl BlockStream {
             return refuse("backing file specified, but streaming the entire chain".into());
         }
         let (disk, vbd) = (served.disk.clone(), served.vbd.clone());
-        let on_error = match self.on_error {
-            None | Some(StreamOnError::Report) => OnError::Report,
-            Some(StreamOnError::Ignore) => OnError::Ignore,
-            Some(StreamOnError::Stop) => OnError::Stop,
-            Some(StreamOnError::Enospc) => OnError::StopWhereFull,
-        };
+        let on_error = OnErrorWord::meant(self.on_error);
         let path = |path: &PathBuf| Some(whole(path)).filter(|path| path.to_str().is_some());
         let more = json!({
             "base": base.as_ref().and_then(path),
             "__ringtap_into": into.as_ref().and_then(path),
             "backing-file": self.backing_file,
-            "on-error": self.on_error.map(StreamOnError::word),
+            "on-error": self.on_error.map(OnErrorWord::word),
         });
         let (base_given, backing_file) = (base.is_some(), self.backing_file.clone());
         let work: Work = match into.clone() {

@@ -5,6 +5,7 @@ use crate::Successor;
 use crate::job::Job;
 use crate::map::Map;
 use crate::mirror::MirrorError;
+use crate::trouble::OnErrors;
 use crate::unfinished::LeftToSave;
 
 impl Backup {
@@ -26,6 +27,13 @@ impl Backup {
 }
 
 impl Moment {
+    /// The same, where the job that saves it does that about errors.
+    pub fn with_errors(mut self, on_errors: OnErrors) -> Moment {
+        self.deals_with_no_room = on_errors.deals_with_no_room(&self.kept.target.disk);
+        self.on_errors = on_errors;
+        self
+    }
+
     /// What of it is still to be saved.
     pub fn left(&self) -> LeftToSave {
         let Kept { left, granularity, size, zeroed, some, limit, .. } = &*self.kept;

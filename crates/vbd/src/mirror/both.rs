@@ -3,7 +3,7 @@
 //! One range of both is written by one request, or copied by the job, at a time: else they could come to hold what
 //! two of them wrote in another order. A write is carried out from a copy of the guest's bytes, which the guest
 //! may change in flight. What fails on the disk, and what a request did that began before this was there, is marked
-//! and copied later; what fails on the target ends the job, and the guest does not see it.
+//! and copied later; what fails on the target ends the job, or is marked where that is to be tried again, and the guest does not see it.
 //!
 //! With a brake a guest's write is answered when the disk has it, and goes on to the target while nobody waits. Where too much is
 //! on its way, or somebody else has the range, guests wait as long as the brake lets them; after that a write is
@@ -27,6 +27,7 @@ use crate::level::Pass;
 use crate::map::Map;
 use crate::ranges::Held;
 use crate::track::Trackers;
+use crate::trouble::OnErrors;
 use crate::{Kind, Request};
 
 /// What is discarded or zeroed in larger ranges is marked, and copied later.
@@ -41,6 +42,8 @@ pub(crate) struct Both {
     pub(crate) piece: u64,
     /// By how much guests may be slowed; none: they wait for the target.
     pub(crate) brake: Option<Brake>,
+    /// What becomes of the job where something cannot be copied.
+    pub(crate) on_errors: OnErrors,
     /// Bytes of writes that were left for the job, for the target is too slow.
     pub(crate) passed: AtomicU64,
 }
@@ -160,6 +163,8 @@ impl Both {
     fn is_there(&self, end: Result<(), MirrorError>) -> Option<&Arc<Map>> {
         match end {
             Ok(()) => Some(&self.marks),
+            // It is marked, and the job meets the error itself.
+            Err(why) if self.on_errors.try_again(&why) && !self.target.has_failed() => None,
             Err(why) => {
                 self.target.fail(why);
                 None

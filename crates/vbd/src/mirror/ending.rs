@@ -40,14 +40,15 @@ impl Drop for Pinned<'_> {
 /// The copying of the rest, in a task of its own: it cannot be given up where it is, but nobody need wait for it.
 #[derive(Default)]
 struct Rest {
-    end: Cell<Option<Result<(), MirrorError>>>,
+    /// Whether all is copied.
+    end: Cell<Option<Result<bool, MirrorError>>>,
     /// The disk goes on: no more of it.
     over: Cell<bool>,
     told: Event,
 }
 
 impl Rest {
-    async fn ended(&self) -> Result<(), MirrorError> {
+    async fn ended(&self) -> Result<bool, MirrorError> {
         loop {
             let told = self.told.listen();
             if let Some(end) = self.end.take() {
@@ -102,15 +103,16 @@ impl Work {
             own.told.notify();
         });
         if let Some(end) = within(rest.ended(), io.sleep(limit)).await {
-            return end.map(|()| Some(ready));
+            return end.map(|is_all| is_all.then_some(ready));
         }
         rest.over.set(true);
         drop(ready);
-        rest.ended().await.map(|()| None)
+        rest.ended().await.map(|_| None)
     }
 
-    /// Copy what is marked while the disk stands still.
-    async fn rest(&self, io: &Io, rest: &Rest) -> Result<(), MirrorError> {
+    /// Copy what is marked while the disk stands still; whether that is all. What fails, and is to be tried again, is marked:
+    /// guests do not wait for that.
+    async fn rest(&self, io: &Io, rest: &Rest) -> Result<bool, MirrorError> {
         // What guests wrote before that is still on its way must not come after what is copied here, nor after the flush.
         #[cfg(feature = "sabotage")]
         let hasty = self.mirror.wrongs.hasty;
@@ -141,11 +143,16 @@ impl Work {
         };
         while !rest.over.get() {
             match self.tracker.copy_next(&cursor, piece, &copy).await {
-                Some(copied) => copied?,
-                None => return self.flush(io).await,
+                Some(Ok(())) => {}
+                Some(Err(why)) if self.mirror.on_errors.try_again(&why) => {
+                    self.was_refused.set(true);
+                    return Ok(false);
+                }
+                Some(Err(why)) => return Err(why),
+                None => return self.flush(io).await.map(|()| true),
             }
         }
-        Ok(())
+        Ok(false)
     }
 
     /// The end itself; gives the former image where the target has taken its place.

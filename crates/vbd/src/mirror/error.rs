@@ -118,6 +118,20 @@ pub enum MirrorError {
     Cancelled,
 }
 
+impl MirrorError {
+    /// What failed where it may be tried again: whether it was a write, and why. What was not made stable is lost, or not:
+    /// nothing tells.
+    pub(crate) fn of_request(&self) -> Option<(bool, Error)> {
+        match self {
+            MirrorError::Status { error, .. } | MirrorError::Read { error, .. } => {
+                Some((false, *error))
+            }
+            MirrorError::Write { error, .. } => Some((true, *error)),
+            _ => None,
+        }
+    }
+}
+
 impl From<crate::job::Cancelled> for MirrorError {
     fn from(_: crate::job::Cancelled) -> MirrorError {
         MirrorError::Cancelled

@@ -4,6 +4,7 @@
 //! is lost. When little is left the disk stands still, the rest is copied, the target is made stable, and takes the
 //! disk's place or is left as it is. Where what is left does not become less, requests change both from then on.
 
+pub(crate) mod again;
 mod both;
 mod brake;
 pub(crate) mod content;
@@ -28,9 +29,11 @@ use ringtap_io::{Io, Time};
 
 use crate::job::{Job, Pace, Phase};
 use crate::track::Tracker;
+use crate::trouble::OnErrors;
 use crate::unfinished::Unfinished;
 use crate::walk::Walk;
 use crate::{Disk, Vbd};
+use again::{Attempt, DealsWithNoRoom};
 use both::Both;
 use brake::Brake;
 use content::{Content, give, look};
@@ -114,6 +117,8 @@ pub struct Mirror {
     /// From then on guests are slowed by so many percent at most for the target's sake, and what it cannot take as fast is left for
     /// the job, which may never come to an end then (see [`Job::hear_behind`]). Where there is none guests wait for the target.
     pub max_slowdown: Option<u32>,
+    /// What becomes of the job where it meets an error.
+    pub on_errors: OnErrors,
     /// For tests: how many bytes of guests' writes may be on their way to the target, before guests wait and before they are
     /// left for the job.
     #[doc(hidden)]
@@ -139,6 +144,7 @@ impl Mirror {
             limit: Some(5_000_000_000),
             patience: Some(2),
             max_slowdown: None,
+            on_errors: OnErrors::default(),
             behind: BEHIND,
             #[cfg(feature = "sabotage")]
             wrongs: Wrongs::default(),
@@ -213,6 +219,9 @@ struct Work {
     /// In how many windows of measuring, one after the other, writes of guests were left for the job; and when the last one ended, how
     /// many bytes had been written to the target, and been left.
     late: Cell<(u32, u64, u64)>,
+    /// Something could not be copied while the disk stood still: it is tried again while it goes on.
+    was_refused: Cell<bool>,
+    _deals_with_no_room: Option<DealsWithNoRoom>,
     /// What it begins with, where it goes on with another's work.
     begins: Phase,
 }
@@ -250,6 +259,8 @@ impl Work {
             size: Cell::new(size),
             was_ready: Cell::new(was_ready),
             late: Cell::default(),
+            was_refused: Cell::default(),
+            _deals_with_no_room: mirror.on_errors.deals_with_no_room(&mirror.to),
             begins,
             mirror,
         }
@@ -360,7 +371,16 @@ impl Work {
             let status = status.map_err(|error| MirrorError::Status { offset, error })?;
             Ok::<_, MirrorError>((status, status.len))
         };
-        while let Some(piece) = walk.next(most, look).await? {
+        loop {
+            let attempt = self.attempt();
+            let piece = match walk.next(most, look).await {
+                Ok(Some(piece)) => piece,
+                Ok(None) => return Ok(()),
+                Err(why) => {
+                    Box::pin(attempt.failed(io, &self.pace, why)).await?;
+                    continue;
+                }
+            };
             let range = piece.offset..piece.offset + piece.len;
             self.first.begins(&range);
             let content = match piece.what {
@@ -372,14 +392,25 @@ impl Work {
                 None => self.copy(io, range.clone(), true).await?,
                 Some(content) => {
                     self.pace.wait(io, 0).await?;
+                    let attempt = self.attempt();
                     let zeroed = self.mirror.zeroed;
-                    give(io, &self.target, piece.offset, piece.len, content, zeroed, &()).await?;
-                    self.job.add(piece.len);
+                    let given =
+                        give(io, &self.target, piece.offset, piece.len, content, zeroed, &());
+                    match given.await {
+                        Ok(()) => self.job.add(piece.len),
+                        Err(why) => {
+                            Box::pin(attempt.failed(io, &self.pace, why)).await?;
+                            self.copy(io, range.clone(), true).await?;
+                        }
+                    }
                 }
             }
             self.first.has_ended(&range);
         }
-        Ok(())
+    }
+
+    fn attempt(&self) -> Attempt<'_> {
+        Attempt::begin(&self.job, &self.target, self.mirror.on_errors)
     }
 
     async fn first_changed(
@@ -418,7 +449,7 @@ impl Work {
             self.job.set_left(left);
             let (few, held) = (left <= self.mirror.still_bytes, self.job.is_held());
             let waits = self.job.waits_to_finalize();
-            if few && !held && !waits {
+            if few && !held && !waits && !self.was_refused.take() {
                 return Ok(());
             }
             if few {
@@ -461,6 +492,7 @@ impl Work {
         while at < end {
             let most = self.mirror.piece;
             self.pace.wait(io, (end - at).min(most)).await?;
+            let attempt = self.attempt();
             self.measure(io);
             let both = self.both.borrow().clone();
             if both.as_ref().is_some_and(|both| both.brake.is_some()) {
@@ -477,18 +509,23 @@ impl Work {
                 })
             });
             let found = self.from.health().contain_all(work).await;
-            let found = found.unwrap_or(Err(MirrorError::Stopped))?;
             // Whoever changes it meanwhile marks it after that.
-            let len = match found {
-                Some((len, content)) => {
+            let copied = match found.unwrap_or(Err(MirrorError::Stopped)) {
+                Ok(Some((len, content))) => {
                     let zeroed = first && self.mirror.zeroed;
-                    give(io, &self.target, at, len, content, zeroed, &()).await?;
-                    len
+                    let given = give(io, &self.target, at, len, content, zeroed, &()).await;
+                    given.map(|()| len)
                 }
-                None => range.end - range.start,
+                Ok(None) => Ok(range.end - range.start),
+                Err(why) => Err(why),
             };
-            self.job.add(len);
-            at += len;
+            match copied {
+                Ok(len) => {
+                    self.job.add(len);
+                    at += len;
+                }
+                Err(why) => Box::pin(attempt.failed(io, &self.pace, why)).await?,
+            }
         }
         Ok(())
     }
@@ -529,6 +566,7 @@ impl Work {
             marks: self.tracker.map().clone(),
             piece: self.mirror.piece,
             brake: self.mirror.max_slowdown.map(Brake::new),
+            on_errors: self.mirror.on_errors,
             passed: AtomicU64::new(0),
         });
         let shared = &self.mirror.from.shared;

@@ -1,0 +1,81 @@
+//! What could not be copied, tried again where that is wanted.
+
+use ringtap_io::Io;
+
+use super::error::MirrorError;
+use super::target::Target;
+use crate::Disk;
+use crate::job::{Job, Pace};
+use crate::trouble::{Action, OnError, OnErrors, Trouble};
+
+/// As long as it is there requests of a job's target do not wait for room: the job hears of it.
+pub(crate) struct DealsWithNoRoom(Disk);
+
+impl Drop for DealsWithNoRoom {
+    fn drop(&mut self) {
+        self.0.shared.full.job_is_over();
+    }
+}
+
+impl OnErrors {
+    /// Where the job does anything about it but fail.
+    pub(crate) fn deals_with_no_room(&self, target: &Disk) -> Option<DealsWithNoRoom> {
+        (self.target != OnError::Report).then(|| {
+            target.shared.full.tell_job();
+            DealsWithNoRoom(target.clone())
+        })
+    }
+
+    /// What is done about that; none where it is the end in any case.
+    pub(crate) fn action(&self, why: &MirrorError) -> Option<(Trouble, Action)> {
+        let (write, error) = why.of_request()?;
+        let action = if write { self.target } else { self.source }.action(error);
+        Some((Trouble { write, error, action }, action))
+    }
+
+    /// Whether it is tried again.
+    pub(crate) fn try_again(&self, why: &MirrorError) -> bool {
+        self.action(why).is_some_and(|(_, action)| action != Action::Report)
+    }
+}
+
+/// Something that a job tries.
+pub(crate) struct Attempt<'a> {
+    job: &'a Job,
+    target: &'a Target,
+    on: OnErrors,
+    /// How often the job had been resumed when it began.
+    resumed: u64,
+}
+
+impl<'a> Attempt<'a> {
+    pub(crate) fn begin(job: &'a Job, target: &'a Target, on: OnErrors) -> Attempt<'a> {
+        Attempt { job, target, on, resumed: job.resumed() }
+    }
+
+    /// It has failed: wait until it is to be tried again.
+    ///
+    /// # Errors
+    /// That error, where it is the end; the job was cancelled.
+    pub(crate) async fn failed(
+        self,
+        io: &Io,
+        pace: &Pace,
+        why: MirrorError,
+    ) -> Result<(), MirrorError> {
+        let Attempt { job, target, on, resumed } = self;
+        // Who asks a target that has failed is told nothing more.
+        let Some((trouble, action)) = on.action(&why).filter(|_| !target.has_failed()) else {
+            return Err(why);
+        };
+        // One that stops the job tells of it for all that meet the same.
+        let is_told = job.progress().paused || job.resumed() != resumed;
+        if action != Action::Stop || !is_told {
+            job.meets(trouble);
+        }
+        match action {
+            Action::Report => Err(why),
+            Action::Ignore | Action::Stop => Ok(pace.nap(io).await?),
+        }
+    }
+}
