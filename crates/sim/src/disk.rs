@@ -310,6 +310,15 @@ impl Disk {
         }
     }
 
+    /// What could no longer be read or written can be again.
+    pub fn mend(&self) {
+        for slot in &mut self.lock().slots {
+            if let Some(Thing::Medium(medium)) = &mut slot.thing {
+                Arc::make_mut(medium).bad.clear();
+            }
+        }
+    }
+
     /// Let operations on ranges of a file fail with EOPNOTSUPP, as on a file system without them.
     pub fn set_lacks(&self, file: File, lacks: Lacks) {
         if let Some(medium) = self.lock().medium(file) {

@@ -4,6 +4,8 @@
 mod common;
 #[path = "common/container.rs"]
 mod container;
+#[path = "common/faults.rs"]
+mod faults;
 #[path = "common/spec.rs"]
 mod spec;
 
@@ -19,7 +21,7 @@ use ringtap_sim::{
     read_all, seeds, turn_all,
 };
 use ringtap_vbd::{
-    Backup, Breaks, Error, Job, Kind, MirrorError, Moment, Request, Tracker, Vbd, Wrongs,
+    Backup, Breaks, Error, Job, Kind, MirrorError, Moment, OnErrors, Request, Tracker, Vbd, Wrongs,
 };
 
 use common::Served;
@@ -35,10 +37,15 @@ struct Seen {
     whole: u32,
     later: u32,
     broken: u32,
+    /// Those that were lost for the disk could not be read.
+    unread: u32,
+    /// How often a job that paused was resumed.
+    resumed: u32,
     cancelled: u32,
     /// Jobs that others went on with.
     left: u32,
     cut: u32,
+    killed: u32,
     reads: u32,
 }
 
@@ -117,7 +124,15 @@ impl World {
         let mut all = queues(&self.disk, self.seed, 2);
         let asks = random_asks(rng, SECTORS, 150);
         guest.spawn_on(&mut all, || Served::new(vbd.fork()), 3, asks);
+        let backups_read_badly = Rc::new(Cell::new(false));
+        // Sectors of a raw disk cannot be read from the moment on.
+        let source = match &self.source {
+            Spec::Raw(file) if rng.u8(0..4) == 0 => Some(*file),
+            _ => None,
+        };
         let backups = Rc::new(Backups {
+            source,
+            reads_badly: backups_read_badly.clone(),
             io: all[0].io().clone(),
             disk: self.disk.clone(),
             vbd,
@@ -135,7 +150,8 @@ impl World {
         turn_all(&self.disk, &mut all);
         if !self.disk.is_cut() {
             let failures = guest.failures();
-            assert!(failures.is_empty(), "seed {}: {failures:?}", self.seed);
+            let is_well = failures.is_empty() || backups_read_badly.get();
+            assert!(is_well, "seed {}: {failures:?}", self.seed);
         }
         hear_of_cut(&self.disk, &mut all);
         self.seen.borrow_mut().cut += u32::from(self.disk.is_cut());
@@ -162,6 +178,9 @@ async fn read(io: &Io, vbd: &Vbd) -> Result<Vec<u8>, Error> {
 
 /// The backups of one run, one after the other.
 struct Backups {
+    /// The file of a disk that cannot be read in part.
+    source: Option<File>,
+    reads_badly: Rc<Cell<bool>>,
     io: Io,
     disk: Disk,
     vbd: Vbd,
@@ -196,6 +215,7 @@ impl Backups {
                 }
                 Err(MirrorError::Cancelled) => seen.cancelled += 1,
                 Err(MirrorError::Write { .. } | MirrorError::Flush { .. }) => seen.broken += 1,
+                Err(MirrorError::Read { .. } | MirrorError::Status { .. }) => seen.unread += 1,
                 Err(why) => panic!("{why}"),
             }
         }
@@ -216,6 +236,7 @@ impl Backups {
             backup.limit = None;
             backup.changed = tracker.clone();
             backup.wrongs = self.wrongs;
+            backup.on_errors = faults::either(&mut rng);
             let cancel_after = (rng.u8(0..4) == 0).then(|| rng.u64(0..100));
             (cancel_after, rng.u64(0..60), rng.u8(0..3))
         };
@@ -223,6 +244,9 @@ impl Backups {
         let bytes = RefCell::new(vec![]);
         let next = Cell::new(None);
         let still = async || {
+            if self.source.is_some() {
+                faults::mend(&self.disk);
+            }
             let now = Vbd::new(disk.image()?, CacheMode::None);
             *bytes.borrow_mut() = read(io, &now).await?;
             self.guest.may_find(&bytes.borrow()).expect("what the guest wrote");
@@ -238,6 +262,12 @@ impl Backups {
                 Err(why) => panic!("{why}"),
             }
         };
+        if let Some(source) = self.source {
+            self.reads_badly.set(true);
+            let at = self.rng.borrow_mut().u64(0..SECTORS) * SECTOR as u64;
+            self.disk.break_range(source, at..at + 512, Refuses::Reads);
+        }
+        let on_errors = backup.on_errors;
         let bytes = Rc::new(bytes.into_inner());
         let reading = Rc::new(Cell::new(readers));
         for _ in 0..readers {
@@ -249,7 +279,7 @@ impl Backups {
         let nexts = self.rng.borrow_mut().u8(0..3);
         // Views are of this process, and so is what becomes of a tracker.
         let words = readers == 0 && tracker.is_none() && self.rng.borrow_mut().bool();
-        let (moment, end) = self.save(moment, cancel_after, nexts, words).await;
+        let (moment, end) = self.save(moment, cancel_after, nexts, words, on_errors).await;
         // Later ones are of what has changed since the last that was whole.
         if end.is_ok() && tracker.is_none() {
             *tracker = next.take().map(Arc::new);
@@ -268,6 +298,7 @@ impl Backups {
         mut cancel_after: Option<u64>,
         mut nexts: u8,
         words: bool,
+        on_errors: OnErrors,
     ) -> (Option<Moment>, Result<(), MirrorError>) {
         let io = &self.io;
         loop {
@@ -287,6 +318,9 @@ impl Backups {
                     }
                 });
             }
+            let (seen, turns) = (self.seen.clone(), self.rng.borrow_mut().u64(0..200));
+            let resumed = move || seen.borrow_mut().resumed += 1;
+            faults::see_to(io, &self.disk, &job, turns, resumed);
             let end = moment.save(io, &job).await;
             if end.is_ok() || !for_next || self.disk.is_cut() {
                 return (Some(moment), end);
@@ -308,6 +342,7 @@ impl Backups {
                     let mut backup = Backup::new(own.disk().clone(), self.onto.disk().clone());
                     backup.wrongs = self.wrongs;
                     moment = backup.go_on(&said).expect("the target holds it");
+                    moment = moment.with_errors(on_errors);
                 }
             }
             nexts -= 1;
@@ -368,13 +403,26 @@ fn trial(seed: u64, wrongs: Wrongs, seen: &mut Seen) -> Result<(), String> {
     *seen = *world.seen.borrow();
     run.map_err(|wrong| wrong.to_string())?;
     if !world.disk.is_cut() {
+        faults::mend(&world.disk);
         world.disk.cut_power_at_turn(u64::MAX);
         world.check()?;
     }
-    world.disk = world.disk.after_power_cut(rng.u64(..));
-    world.disk.limit_space(u64::MAX);
+    // Tables of qcow2 in memory are gone with the server, here.
+    let is_killed = rng.bool() && matches!(world.source, Spec::Raw(_));
+    world.disk = match is_killed {
+        true => world.disk.after_kill(rng.u64(..)),
+        false => world.disk.after_power_cut(rng.u64(..)),
+    };
+    faults::mend(&world.disk);
     world.check()?;
     let found = world.read_all(&world.source);
+    if is_killed {
+        seen.killed += 1;
+        return guest
+            .after_kill()
+            .may_find(&found)
+            .map_err(|wrong| format!("after a kill: {wrong}"));
+    }
     guest.after_power_cut(&found).map(drop).map_err(|wrong| wrong.to_string())
 }
 
@@ -387,8 +435,9 @@ fn moments_of_disks_are_kept_under_load() {
         }
     }
     println!("{seen:?}");
-    let Seen { whole, later, broken, cancelled, left, cut, reads } = seen;
-    assert!([whole, later, broken, cancelled, left, cut, reads].iter().all(|count| *count > 10));
+    let Seen { whole, later, broken, unread, resumed, cancelled, left, cut, killed, reads } = seen;
+    let all = [whole, later, broken, unread, resumed, cancelled, left, cut, killed, reads];
+    assert!(all.iter().all(|count| *count > 10));
 }
 
 /// In how many seeds it is caught that backups are wrong in one way.

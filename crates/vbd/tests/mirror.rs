@@ -4,6 +4,8 @@
 mod common;
 #[path = "common/container.rs"]
 mod container;
+#[path = "common/faults.rs"]
+mod faults;
 #[path = "common/spec.rs"]
 mod spec;
 
@@ -37,11 +39,18 @@ const TARGETS: usize = 4;
 struct Seen {
     copies: u32,
     pivots: u32,
+    /// Jobs into what lies below.
+    commits: u32,
     failed: u32,
+    /// Jobs that failed for the disk could not be read.
+    unread: u32,
+    /// How often one that paused was resumed.
+    resumed: u32,
     cancelled: u32,
     /// Jobs that others went on with.
     left: u32,
     cut: u32,
+    killed: u32,
     /// Jobs in which requests changed both.
     both: u32,
 }
@@ -125,6 +134,12 @@ impl World {
 
     /// A target that suits what is copied, and whether only what the topmost image holds is.
     fn target(&mut self, rng: &mut fastrand::Rng) -> (Spec, bool) {
+        let is_overlay = matches!(&*self.register.borrow(), Spec::Qcow2(_, Some(_)));
+        if is_overlay && rng.u8(0..3) == 0 {
+            // A commit: what the topmost holds is brought into what lies below it.
+            self.seen.borrow_mut().commits += 1;
+            return (Spec::Raw(self.base), true);
+        }
         let file = self.spare.pop().expect("a file");
         let top = matches!(&*self.register.borrow(), Spec::Qcow2(_, Some(_))) && rng.bool();
         if !top && rng.bool() {
@@ -151,6 +166,10 @@ impl World {
             self.broken.push(target.file());
             let at = rng.u64(0..2 * SIZE);
             self.disk.break_range(target.file(), at..at + 512, Refuses::Writes);
+        } else if rng.u8(0..4) == 0 && matches!(*self.register.borrow(), Spec::Raw(_)) {
+            self.broken.push(began_as);
+            let at = rng.u64(0..SECTORS) * SECTOR as u64;
+            self.disk.break_range(began_as, at..at + 512, Refuses::Reads);
         }
         let mut plans = vec![Plan {
             scope: if top { Scope::Above(1) } else { Scope::All },
@@ -199,7 +218,7 @@ impl World {
             let failures = guest.failures();
             assert!(is_bad || failures.is_empty(), "seed {}: {failures:?}", self.seed);
             let io = all[1].io().clone();
-            self.disk.limit_space(u64::MAX);
+            faults::mend(&self.disk);
             all[1].spawn(async move {
                 let _the_power_may_go: Result<(), Error> = closes.close(&io).await;
             });
@@ -275,6 +294,7 @@ impl Jobs {
                 }
                 Err(MirrorError::Cancelled) => seen.cancelled += 1,
                 Err(MirrorError::Write { .. } | MirrorError::Flush { .. }) => seen.failed += 1,
+                Err(MirrorError::Read { .. } | MirrorError::Status { .. }) => seen.unread += 1,
                 Err(why) => panic!("{why}"),
             }
         }
@@ -344,7 +364,11 @@ impl Jobs {
             mirror.patience = (rng.u8(0..4) > 0).then(|| rng.u32(0..3));
             mirror.max_slowdown = rng.bool().then(|| rng.u32(0..100));
             mirror.behind = [rng.u64(0..4), rng.u64(0..8)].map(|few| few * SECTOR as u64);
+            mirror.on_errors = faults::either(&mut rng);
             mirror.wrongs = self.wrongs;
+            let seen = self.seen.clone();
+            let resumed = move || seen.borrow_mut().resumed += 1;
+            faults::see_to(io, &self.disk, job, rng.u64(0..300), resumed);
         }
         if let Some(turns) = plan.cancel_after {
             let (io, job) = (io.clone(), job.clone());
@@ -370,6 +394,7 @@ impl Jobs {
             }
         });
         let still = async || {
+            faults::mend(&self.disk);
             let now = Vbd::new(disk.image()?, CacheMode::None);
             let bytes = read(io, &now).await?;
             self.guest.may_find(&bytes).expect("what the guest wrote");
@@ -403,11 +428,22 @@ fn trial(seed: u64, wrongs: Wrongs, seen: &mut Seen) -> Result<(), String> {
             found.map_err(|wrong| format!("at the end: {wrong}"))?;
             world.check_moment()?;
         }
-        world.disk = world.disk.after_power_cut(rng.u64(..));
-        world.disk.limit_space(u64::MAX);
+        // Tables of qcow2 in memory are gone with the server, here.
+        let is_killed = rng.bool() && matches!(register, Spec::Raw(_));
+        world.disk = match is_killed {
+            true => world.disk.after_kill(rng.u64(..)),
+            false => world.disk.after_power_cut(rng.u64(..)),
+        };
+        faults::mend(&world.disk);
         world.check_moment()?;
         let found = world.read_all(&register);
-        guest = guest.after_power_cut(&found).map_err(|wrong| wrong.to_string())?;
+        if is_killed {
+            seen.killed += 1;
+            guest = guest.after_kill();
+            guest.may_find(&found).map_err(|wrong| format!("after a kill: {wrong}"))?;
+        } else {
+            guest = guest.after_power_cut(&found).map_err(|wrong| wrong.to_string())?;
+        }
     }
     Ok(())
 }
@@ -421,11 +457,22 @@ fn disks_are_copied_and_replaced_by_copies_under_load() {
         }
     }
     println!("{seen:?}");
-    let Seen { copies, pivots, failed, cancelled, left, cut, both } = seen;
-    assert!(
-        [copies, pivots, failed, cancelled, left, cut, both].iter().all(|count| *count > 10),
-        "{seen:?}"
-    );
+    let Seen {
+        copies,
+        pivots,
+        commits,
+        failed,
+        unread,
+        resumed,
+        cancelled,
+        left,
+        cut,
+        killed,
+        both,
+    } = seen;
+    let all =
+        [copies, pivots, commits, failed, unread, resumed, cancelled, left, cut, killed, both];
+    assert!(all.iter().all(|count| *count > 10), "{seen:?}");
 }
 
 /// In how many seeds it is caught that mirrors are wrong in one way.

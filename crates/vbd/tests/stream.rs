@@ -5,8 +5,8 @@
 mod common;
 #[path = "common/container.rs"]
 mod container;
-#[path = "common/trials.rs"]
-mod trials;
+#[path = "common/faults.rs"]
+mod faults;
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -17,12 +17,12 @@ use ringtap_image::qcow2::{CreateOptions, Header, Parts, Qcow2, create, set_back
 use ringtap_image::{Boxed, CacheMode, Container, Format, Identity, Image, Raw, RestartLog};
 use ringtap_io::{File, Io, Tasks};
 use ringtap_sim::{
-    Disk, Guest, Promise, SECTOR, Sim, alone, hear_of_cut, queues, random_asks, read_all, turn_all,
+    Disk, Guest, Promise, Refuses, SECTOR, Sim, alone, hear_of_cut, queues, random_asks, read_all,
+    seeds, turn_all,
 };
-use ringtap_vbd::{Busy, Job, Stream, StreamError, Vbd};
+use ringtap_vbd::{Busy, Job, Phase, Stream, StreamError, Vbd};
 
 use common::Served;
-use trials::{all_well, seeds};
 
 const SECTORS: u64 = 96;
 const SIZE: u64 = SECTORS * SECTOR as u64;
@@ -54,6 +54,9 @@ struct Chain {
     top: usize,
     wrong: Option<Wrong>,
     qcow2: bool,
+    /// How many jobs have failed, and how often one that paused was resumed.
+    failed: Rc<Cell<u64>>,
+    resumed: Rc<Cell<u64>>,
 }
 
 fn zeros() -> Arc<[AtomicU64]> {
@@ -76,7 +79,9 @@ impl Chain {
         let files: Vec<File> =
             (0..=OVERLAYS).map(|at| disk.add_file(if at == 0 { raw } else { 0 }, 512)).collect();
         let logs = files.iter().map(|_| zeros()).collect();
-        let chain = Chain { seed, disk, files, sizes, logs, boot: 1, top: 0, wrong, qcow2 };
+        let (boot, top, failed, resumed) = (1, 0, Rc::default(), Rc::default());
+        let chain =
+            Chain { seed, disk, files, sizes, logs, boot, top, wrong, qcow2, failed, resumed };
         for (at, file) in chain.files.iter().enumerate().skip(if qcow2 { 0 } else { 1 }) {
             let image = container(&chain.disk, *file);
             let extended_l2 = (seed + at as u64) % 3 == 0;
@@ -145,6 +150,10 @@ impl Chain {
                 // What it would be like with other sizes is not known: it holds nothing.
                 continue;
             }
+            if top == OVERLAYS && rng.bool() {
+                // All is below it.
+                continue;
+            }
             let vbd = self.open()?;
             let mut all = vec![Tasks::new(Box::new(Sim::new(&self.disk, self.seed)))];
             let served = Rc::new(Served::new(vbd.fork()));
@@ -171,6 +180,10 @@ impl Chain {
         guest.spawn_on(&mut all, || Served::new(vbd.fork()), 3, asks);
         let (io, chain, closes) = (all[0].io().clone(), self.clone(), vbd.disk().clone());
         let (seed, job) = (rng.u64(..), Job::new());
+        self.break_something(rng);
+        let (seen, at_least) = (self.resumed.clone(), rng.u64(50..200));
+        let resumed = move || seen.set(seen.get() + 1);
+        faults::see_to(&io, &self.disk, &job, at_least, resumed);
         if rng.u8(0..5) == 0 {
             let (io, steers, turns) = (all[1].io().clone(), job.clone(), rng.u64(0..100));
             all[1].spawn(async move {
@@ -184,7 +197,9 @@ impl Chain {
         let (told, done) = (end.clone(), Rc::new(Cell::new(false)));
         let is_done = done.clone();
         all[0].spawn(async move {
-            match chain.stream(&io, &vbd, &job, seed).await {
+            let end = chain.stream(&io, &vbd, &job, seed).await;
+            job.is_at(Phase::Done);
+            match end {
                 Ok(()) => is_done.set(true),
                 Err(why) if why != "cancelled" && !chain.disk.is_cut() => {
                     *told.borrow_mut() = Err(why);
@@ -193,6 +208,7 @@ impl Chain {
             }
         });
         turn_all(&self.disk, &mut all);
+        faults::mend(&self.disk);
         if !self.disk.is_cut() && rng.bool() {
             let io = all[1].io().clone();
             all[1].spawn(async move { closes.close(&io).await.expect("nothing fails here") });
@@ -201,6 +217,23 @@ impl Chain {
         hear_of_cut(&self.disk, &mut all);
         end.borrow_mut().clone()?;
         guest.wrong().map_or(Ok(done.get()), |wrong| Err(wrong.to_string()))
+    }
+
+    /// What is below cannot be read in part, or the topmost image cannot be written to, or there is no room.
+    fn break_something(&self, rng: &mut fastrand::Rng) {
+        let at = rng.u64(0..SIZE / 512) * 512;
+        match rng.u8(0..4) {
+            0 => {
+                let below = self.files[rng.usize(0..self.top)];
+                self.disk.break_range(below, at..at + 65536, Refuses::Reads);
+            }
+            1 => self.disk.break_range(self.files[self.top], at..at + 65536, Refuses::Writes),
+            2 => {
+                let used: u64 = self.files.iter().map(|file| self.disk.allocated(*file)).sum();
+                self.disk.limit_space(used + rng.u64(0..2) * 1024);
+            }
+            _ => {}
+        }
     }
 
     /// The job, as the daemon does it.
@@ -218,13 +251,22 @@ impl Chain {
         }
         let mut stream = Stream::new(vbd.disk().clone(), above);
         (stream.piece, stream.requests) = (8192, 3);
+        stream.on_error = faults::any(&mut rng);
         stream.wrongs.unlocked = self.wrong == Some(Wrong::Unlocked);
         stream.wrongs.impatient = self.wrong == Some(Wrong::Impatient);
         stream.wrongs.unflushed = self.wrong == Some(Wrong::NamedEarly);
         stream.run(io, job).await.map_err(|error| match error {
+            StreamError::Read { .. }
+            | StreamError::Write { .. }
+            | StreamError::Flush { .. }
+            | StreamError::Status { .. } => {
+                self.failed.set(self.failed.get() + 1);
+                "cancelled".to_owned()
+            }
             StreamError::Cancelled => "cancelled".to_owned(),
             error => error.to_string(),
         })?;
+        faults::mend(&self.disk);
         let stays = above.map(|above| (0..above).try_fold(&*image, |image, _| image.below()));
         let stays = stays.flatten().map(Image::fork);
         let names: Vec<usize> = self.names(io).await?;
@@ -288,15 +330,16 @@ impl Chain {
     }
 }
 
-/// Streams with kills and power cuts in between; gives how many came to their end.
-fn trial(seed: u64, wrong: Option<Wrong>) -> Result<usize, String> {
+/// Streams with kills and power cuts in between; gives how many came to their end, how many failed, and how often one that
+/// paused was resumed.
+fn trial(seed: u64, wrong: Option<Wrong>) -> Result<[u64; 3], String> {
     let mut rng = fastrand::Rng::with_seed(seed);
     let mut chain = Chain::new(seed, wrong);
     let mut guest = Guest::new(SECTORS, Promise::Flush);
     chain.fill(&guest, &mut rng).map_err(|wrong| format!("before anything: {wrong}"))?;
     let mut done = 0;
     for _ in 0..4 {
-        done += usize::from(chain.run(&guest, &mut rng)?);
+        done += u64::from(chain.run(&guest, &mut rng)?);
         if !chain.disk.is_cut() {
             chain.disk.cut_power_at_turn(u64::MAX);
         }
@@ -313,14 +356,19 @@ fn trial(seed: u64, wrong: Option<Wrong>) -> Result<usize, String> {
             guest = next.map_err(|wrong| format!("after a power cut: {wrong}"))?;
         }
     }
-    Ok(done)
+    Ok([done, chain.failed.get(), chain.resumed.get()])
 }
 
 #[test]
 fn a_stream_loses_nothing() {
-    let done = all_well(seeds(300), |seed| trial(seed, None));
-    println!("{done} streams came to their end");
-    assert!(done > 100, "{done}");
+    let mut sum = [0; 3];
+    for seed in seeds(300) {
+        let seen = trial(seed, None).unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
+        sum.iter_mut().zip(seen).for_each(|(sum, seen)| *sum += seen);
+    }
+    let [done, failed, resumed] = sum;
+    println!("{done} streams came to their end, {failed} failed, {resumed} resumed");
+    assert!(done > 100 && failed > 10 && resumed > 10, "{sum:?}");
 }
 
 #[test]
