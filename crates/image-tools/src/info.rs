@@ -2,13 +2,14 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use ringtap_image::qcow2::header::incompatible;
 use ringtap_image::qcow2::{BitmapEntry, Crypt, Header, Snapshot};
 use ringtap_image::{
-    CacheMode, Format, LeftBehind, OpenError, is_store, luks, open, probe, record,
+    CacheMode, Format, LeftBehind, OpenError, is_store, luks, on_a_ring, open, probe, record, vhdx,
+    vmdk,
 };
 use rustix::fs::{AtFlags, CWD, StatxFlags};
 
@@ -46,6 +47,8 @@ pub struct Info {
     pub snapshots: Vec<Snapshot>,
     /// The bitmaps inside it.
     pub bitmaps: Vec<BitmapEntry>,
+    /// The files that it consists of, but for its data file.
+    pub children: Vec<Child>,
     /// What belongs to its format.
     pub specific: Specific,
     /// What a guest sees as block sizes, where it was opened: logical and physical, in bytes.
@@ -84,6 +87,45 @@ pub enum Specific {
     Qcow2(Box<Header>),
     /// The header of a LUKS container.
     Luks(Box<luks::Header>),
+    /// What a VMDK says of itself.
+    Vmdk(vmdk::Facts),
+}
+
+/// A file that an image consists of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Child {
+    /// What it is to the image: `file`, or `extents.N`.
+    pub name: String,
+    /// The file.
+    pub path: PathBuf,
+    /// Bytes of it.
+    pub len: u64,
+    /// Bytes taken where it lies; none where that is no file.
+    pub taken: Option<u64>,
+}
+
+impl Child {
+    fn of(name: String, path: &Path, len: u64) -> Child {
+        let taken = taken(path);
+        Child { name, path: path.to_owned(), len: len.next_multiple_of(512), taken }
+    }
+
+    /// QEMU's name of what gives access to it.
+    pub fn driver(&self) -> &str {
+        if is_store(&self.path) {
+            let scheme = self.path.to_str().and_then(|name| name.split(':').next());
+            return scheme.map_or("", |scheme| scheme.split('+').next().unwrap_or_default());
+        }
+        match fs::metadata(&self.path).map(|it| it.file_type().is_block_device()) {
+            Ok(true) => "host_device",
+            _ => "file",
+        }
+    }
+}
+
+fn taken(path: &Path) -> Option<u64> {
+    let found = fs::metadata(path).ok().filter(fs::Metadata::is_file)?;
+    Some(found.blocks() * 512)
 }
 
 /// What O_DIRECT asks for, in bytes.
@@ -153,6 +195,7 @@ fn look(layer: &Layer, reading: &Reading) -> Result<Info, Error> {
         }),
         snapshots: vec![],
         bitmaps: vec![],
+        children: vec![],
         specific: Specific::None,
         block_sizes: None,
         direct_io: None,
@@ -194,8 +237,18 @@ fn look(layer: &Layer, reading: &Reading) -> Result<Info, Error> {
     if is_null(path) {
         return Ok(facts);
     }
-    if let Ok(found) = fs::metadata(path) {
-        facts.taken = found.is_file().then_some(found.blocks() * 512);
+    if let Specific::Vmdk(vmdk) = &facts.specific {
+        let others = vmdk.extents.iter().enumerate();
+        let others = others.filter(|(_, it)| it.path.as_ref().is_some_and(|other| other != path));
+        let child = |(nth, it): (usize, &vmdk::ExtentFacts)| {
+            let path = it.path.as_deref().unwrap_or(Path::new(""));
+            Child::of(format!("extents.{nth}"), path, it.file_len)
+        };
+        facts.children = others.map(child).collect();
+    }
+    facts.children.push(Child::of("file".into(), path, layer.len));
+    if fs::metadata(path).is_ok() {
+        facts.taken = taken(path).map(|_| facts.children.iter().filter_map(|it| it.taken).sum());
         let signature = probe::signature(path).unwrap_or_default();
         facts.looks_like = signature.filter(|name| *name != facts.format.name());
     }
@@ -238,6 +291,22 @@ impl Info {
             return Ok(());
         }
         let image = image?;
+        let place = layer.place.clone();
+        match layer.format {
+            Format::Vmdk if !is_store(&layer.path) => {
+                let found = on_a_ring(&layer.path, |io| async move {
+                    vmdk::facts(&io, &place, &options).await
+                })??;
+                self.cluster_size = found.as_ref().and_then(|it| it.extents.first()?.grain);
+                self.specific = found.map_or(Specific::None, Specific::Vmdk);
+            }
+            Format::Vhdx => {
+                self.cluster_size = Some(on_a_ring(&layer.path, |io| async move {
+                    vhdx::block_size(&io, &place, &options).await
+                })??);
+            }
+            _ => {}
+        }
         let info = image.info();
         self.size = info.size;
         self.block_sizes = Some((info.logical_block_size, info.physical_block_size));

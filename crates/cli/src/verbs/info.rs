@@ -11,12 +11,13 @@ use ringtap_image::qcow2::header::{
     Compression, Crypt, Header, autoclear, compatible, incompatible,
 };
 use ringtap_image::qcow2::{BitmapEntry, Snapshot};
-use ringtap_image::{Format, LeftBehind, Standing, luks};
+use ringtap_image::{Format, LeftBehind, Standing, luks, vmdk};
 use ringtap_image_tools::Known;
 use ringtap_image_tools::info::{self, Info, Specific};
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 
+use super::described::described;
 use super::snapshot;
 use super::source::{Sources, backing};
 use crate::args::{Output, pretty};
@@ -78,6 +79,8 @@ struct Facts {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[serde(serialize_with = "snapshots")]
     snapshots: Vec<Snapshot>,
+    /// The files that it consists of.
+    children: Vec<Child>,
     #[serde(skip_serializing_if = "Option::is_none")]
     format_specific: Option<Value>,
     /// How the format is known: named, recorded (when Ringtap made the image), or probed.
@@ -103,6 +106,58 @@ struct Facts {
     /// The format whose signature the file bears, where that is not its format.
     #[serde(skip_serializing_if = "Option::is_none")]
     looks_like: Option<&'static str>,
+}
+
+/// A file that an image consists of, as QEMU's BlockChildInfo.
+#[derive(Debug, Serialize)]
+struct Child {
+    name: String,
+    info: File,
+}
+
+/// The facts of such a file, as those of an image.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+struct File {
+    children: [Value; 0],
+    filename: String,
+    format: String,
+    virtual_size: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    actual_size: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    format_specific: Option<Value>,
+    dirty_flag: bool,
+}
+
+impl From<&info::Child> for Child {
+    fn from(child: &info::Child) -> Child {
+        let driver = child.driver();
+        let file = File {
+            children: [],
+            filename: child.path.display().to_string(),
+            format: driver.to_owned(),
+            virtual_size: child.len,
+            actual_size: child.taken,
+            format_specific: (driver == "file").then(|| json!({ "type": "file", "data": {} })),
+            dirty_flag: false,
+        };
+        Child { name: child.name.clone(), info: file }
+    }
+}
+
+impl Child {
+    fn text(&self) -> Vec<String> {
+        let file = &self.info;
+        let size = file.actual_size.map(|size| format!("    disk size: {}", human(size)));
+        let lines = [
+            format!("Child node '/{}':", self.name),
+            format!("    filename: {}", file.filename),
+            format!("    protocol type: {}", file.format),
+            format!("    file length: {} ({} bytes)", human(file.virtual_size), file.virtual_size),
+        ];
+        lines.into_iter().chain(size).collect()
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -153,6 +208,7 @@ impl From<Info> for Facts {
                 Some(of_qcow2(header, info.inside.as_deref(), &info.bitmaps))
             }
             Specific::Luks(header) => Some(json!({ "type": "luks", "data": of_luks(header) })),
+            Specific::Vmdk(facts) => Some(json!({ "type": "vmdk", "data": of_vmdk(facts) })),
         };
         Facts {
             filename: info.path.display().to_string(),
@@ -165,6 +221,7 @@ impl From<Info> for Facts {
             backing_filename: below.map(|it| it.name.clone()),
             full_backing_filename: below.map(|it| it.path.display().to_string()),
             backing_filename_format: below.and_then(|it| it.format.clone()),
+            children: info.children.iter().map(Child::from).collect(),
             format_specific: specific,
             format_known: match info.known {
                 Known::Named => "named",
@@ -239,6 +296,30 @@ fn of_luks(header: &luks::Header) -> Value {
     data
 }
 
+/// With the fields of QEMU's ImageInfoSpecificVmdk; nothing lies below it.
+fn of_vmdk(facts: &vmdk::Facts) -> Value {
+    let extents = facts.extents.iter().map(|it| {
+        let mut extent = json!({
+            "virtual-size": it.size,
+            "filename": it.path.as_ref().map(|path| path.display().to_string()).unwrap_or_default(),
+            "format": it.kind.unwrap_or_default(),
+        });
+        if let Some(grain) = it.grain {
+            extent["cluster-size"] = grain.into();
+        }
+        if it.compressed {
+            extent["compressed"] = true.into();
+        }
+        extent
+    });
+    json!({
+        "cid": facts.cid,
+        "parent-cid": u32::MAX,
+        "create-type": facts.create_type,
+        "extents": extents.collect::<Value>(),
+    })
+}
+
 fn of_qcow2(header: &Header, inside: Option<&luks::Header>, bitmaps: &[BitmapEntry]) -> Value {
     let mut data = json!({
         "compat": if header.version == 2 { "0.10" } else { "1.1" },
@@ -307,8 +388,9 @@ impl Facts {
         }
         if let Some(data) = self.format_specific.as_ref().and_then(|it| it.get("data")) {
             add("Format specific information:".into());
-            describe(data, 4, &mut lines);
+            lines.extend(described(data, 4));
         }
+        lines.extend(self.children.iter().flat_map(Child::text));
         lines.push(match &self.direct_io {
             Some(Alignment { offset, memory }) => {
                 format!("O_DIRECT alignment: {offset} for offsets, {memory} for memory")
@@ -392,28 +474,6 @@ fn bitmap(entry: &BitmapEntry) -> Value {
 
 fn snapshots<S: Serializer>(list: &[Snapshot], to: S) -> Result<S::Ok, S::Error> {
     to.collect_seq(list.iter().map(snapshot::facts))
-}
-
-/// Print a JSON value as `qemu-img info` prints what belongs to a format.
-fn describe(value: &Value, indent: usize, lines: &mut Vec<String>) {
-    let pad = " ".repeat(indent);
-    let mut one = |name: String, value: &Value| match value {
-        Value::Object(_) | Value::Array(_) => {
-            lines.push(format!("{pad}{name}:"));
-            describe(value, indent + 4, lines);
-        }
-        Value::String(text) => lines.push(format!("{pad}{name}: {text}")),
-        other => lines.push(format!("{pad}{name}: {other}")),
-    };
-    match value {
-        Value::Object(fields) => {
-            fields.iter().for_each(|(name, value)| one(name.replace('-', " "), value));
-        }
-        Value::Array(items) => {
-            items.iter().enumerate().for_each(|(i, value)| one(format!("[{i}]"), value));
-        }
-        _ => {}
-    }
 }
 
 /// A size with three digits that count, as QEMU's programs write them.

@@ -10,6 +10,7 @@ pub(crate) mod compare;
 pub(crate) mod convert;
 pub(crate) mod create;
 pub(crate) mod dd;
+mod described;
 pub(crate) mod detach;
 pub(crate) mod info;
 mod keyslots;

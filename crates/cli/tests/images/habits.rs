@@ -124,6 +124,8 @@ fn scripts_find_what_qemu_img_says() {
             }
             Lines(begin) => {
                 let chosen = |text: &str| -> Vec<String> {
+                    // Of the image, and not of its file, of which older programs say nothing.
+                    let text = text.split("Child node").next().unwrap_or_default();
                     let lines = text.split(['\n', '\r']).map(str::to_owned);
                     lines.filter(|line| begin.iter().any(|it| line.contains(it))).collect()
                 };

@@ -41,6 +41,16 @@ pub async fn open_in(io: &Io, container: Container) -> Result<Box<dyn Image>, Op
     Ok(Box::new(Vhdx::new(container, layout)))
 }
 
+/// Bytes of the blocks that a VHDX consists of.
+///
+/// # Errors
+///
+/// Those of [`open`].
+pub async fn block_size(io: &Io, place: &Place, options: &OpenOptions) -> Result<u64, OpenError> {
+    let container = Container::open(place, options)?;
+    Ok(layout::Layout::read(io, &container).await?.block_size)
+}
+
 fn bad(container: &Container, at: u64, found: impl Display, advice: &'static str) -> OpenError {
     malformed("VHDX", container, at, found, advice)
 }

@@ -5,9 +5,13 @@ use super::SECTOR;
 /// The most extents of an image.
 const MOST_PARTS: usize = 4096;
 
-/// What a descriptor says, as far as it matters for reading.
+/// What a descriptor says, as far as it matters here.
 #[derive(Debug)]
 pub(super) struct Descriptor {
+    /// The number that changes with the content.
+    pub(super) cid: u32,
+    /// How VMware calls its layout.
+    pub(super) create_type: String,
     pub(super) parts: Vec<Part>,
 }
 
@@ -24,8 +28,22 @@ pub(super) struct Part {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PartKind {
     Flat,
+    /// Flat, on a server of VMware's.
+    Vmfs,
     Sparse,
     Zero,
+}
+
+impl PartKind {
+    /// As it stands in descriptors.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            PartKind::Flat => "FLAT",
+            PartKind::Vmfs => "VMFS",
+            PartKind::Sparse => "SPARSE",
+            PartKind::Zero => "ZERO",
+        }
+    }
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -49,14 +67,15 @@ impl Descriptor {
         if !text.trim_start().starts_with("# Disk DescriptorFile") {
             return Err(DescriptorError::Absent);
         }
-        let mut parts = Vec::new();
+        let (mut parts, mut cid, mut create_type) = (Vec::new(), 0, String::new());
         for line in text.lines().map(str::trim) {
-            if let Some(("parentcid", value)) =
-                assignment(line).as_ref().map(|(k, v)| (k.as_str(), *v))
-            {
-                if !value.eq_ignore_ascii_case("ffffffff") {
+            match assignment(line).as_ref().map(|(k, v)| (k.as_str(), *v)) {
+                Some(("parentcid", value)) if !value.eq_ignore_ascii_case("ffffffff") => {
                     return Err(DescriptorError::Parent);
                 }
+                Some(("cid", value)) => cid = u32::from_str_radix(value, 16).unwrap_or(0),
+                Some(("createtype", value)) => create_type = value.chars().take(64).collect(),
+                _ => {}
             }
             let access = line.split_whitespace().next().unwrap_or_default();
             if ["RW", "RDONLY", "NOACCESS"].contains(&access) {
@@ -66,7 +85,7 @@ impl Descriptor {
                 return Err(DescriptorError::Many);
             }
         }
-        Ok(Descriptor { parts })
+        Ok(Descriptor { cid, create_type, parts })
     }
 }
 
@@ -89,7 +108,8 @@ fn parse_part(line: &str) -> Result<Part, DescriptorError> {
         None => 0,
     };
     let kind = match kind {
-        "FLAT" | "VMFS" => PartKind::Flat,
+        "FLAT" => PartKind::Flat,
+        "VMFS" => PartKind::Vmfs,
         "SPARSE" => PartKind::Sparse,
         "ZERO" => PartKind::Zero,
         other => return Err(DescriptorError::Kind(other.chars().take(40).collect())),

@@ -18,7 +18,7 @@ pub(super) struct Piece {
 }
 
 impl Piece {
-    fn container(&self) -> Option<&Container> {
+    pub(super) fn container(&self) -> Option<&Container> {
         match &self.kind {
             Kind::Flat { container, .. } => Some(container),
             Kind::Sparse(sparse) => Some(&sparse.container),

@@ -2,6 +2,7 @@
 //! in one file or many (source: VMware's Virtual Disk Format 5.0).
 
 mod descriptor;
+mod facts;
 mod image;
 mod sparse;
 
@@ -15,6 +16,7 @@ use crate::names::{self, Role};
 use crate::{Boxed, Container, Image, OpenError, OpenOptions, Place};
 
 use descriptor::{Descriptor, Part};
+pub use facts::{ExtentFacts, Facts, facts};
 use image::{Kind, Piece, Vmdk};
 use sparse::Sparse;
 
@@ -49,6 +51,16 @@ async fn open_with(
     container: Container,
     outside: Option<&OpenOptions>,
 ) -> Result<Box<dyn Image>, OpenError> {
+    let (pieces, _) = read(io, container, outside).await?;
+    Ok(Box::new(Vmdk::new(pieces)))
+}
+
+/// The parts of the disk, and what is said of them where that is not one extent alone without a descriptor.
+async fn read(
+    io: &Io,
+    container: Container,
+    outside: Option<&OpenOptions>,
+) -> Result<(Vec<Piece>, Option<Descriptor>), OpenError> {
     if !container.traits().read_only {
         let found = "it is opened for writing";
         return Err(bad(
@@ -63,11 +75,12 @@ async fn open_with(
     container.read(io, 0, &mut magic).await.map_err(failed)?;
     if &magic == b"KDMV" {
         let sparse = Sparse::read(io, container.clone()).await?;
-        if let Some((at, len)) = sparse.descriptor {
-            read_descriptor(io, &container, at, len).await?;
-        }
+        let descriptor = match sparse.descriptor {
+            Some((at, len)) => Some(read_descriptor(io, &container, at, len).await?),
+            None => None,
+        };
         let piece = Piece { start: 0, len: sparse.size, kind: Kind::Sparse(sparse) };
-        return Ok(Box::new(Vmdk::new(vec![piece])));
+        return Ok((vec![piece], descriptor));
     }
     let len = container.len();
     if len > DESCRIPTOR {
@@ -103,7 +116,7 @@ async fn open_with(
     if start == 0 {
         return Err(bad(&container, 0, "a descriptor without extents", "is it a VMDK?"));
     }
-    Ok(Box::new(Vmdk::new(pieces)))
+    Ok((pieces, Some(descriptor)))
 }
 
 async fn open_part(

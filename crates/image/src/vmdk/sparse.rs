@@ -73,6 +73,15 @@ async fn read_header(io: &Io, container: &Container, at: u64) -> Result<Header, 
 }
 
 impl Sparse {
+    /// Bytes of a grain.
+    pub(super) fn grain(&self) -> u64 {
+        self.grain
+    }
+
+    pub(super) fn is_compressed(&self) -> bool {
+        self.compressed
+    }
+
     pub(super) async fn read(io: &Io, container: Container) -> Result<Sparse, OpenError> {
         let wrong = |at, found: String| Err(bad(&container, at, found, DAMAGED));
         let mut header = read_header(io, &container, 0).await?;
