@@ -2,12 +2,13 @@
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
 
 use ringtap_image::{CacheMode, Format, Status, on_a_ring};
 use ringtap_io::{Holds, Op};
 use ringtap_stores::{is_object, is_store, nbd, rbd as ceph};
-use ringtap_vbd::Vbd;
+use ringtap_vbd::{Progress, Vbd};
 
 use crate::{Doing, Error, Reading, Watcher, chain, rbd};
 
@@ -89,16 +90,19 @@ impl Map {
     }
 
     /// Give `tell` the stretches from an offset on, for so many bytes or to the end, in order and each as long as it can be. A
-    /// large map needs no memory. Ends early where `tell` breaks off.
+    /// large map needs no memory. Ends early where `tell` breaks off. `watch` is told how far it is.
     pub fn stretches<B>(
         self,
         start: u64,
         len: Option<u64>,
+        watch: &Watcher,
         tell: impl FnMut(Stretch) -> ControlFlow<B>,
     ) -> Result<ControlFlow<B>, Error> {
         let Map { disk, path, files } = self;
         let deepest = files.len().saturating_sub(1) as u32;
         let end = len.map_or(disk.size(), |len| start.saturating_add(len)).min(disk.size());
+        let progress = Arc::new(Progress::default());
+        watch.begins(end.saturating_sub(start), &progress);
         one_by_one(
             move |send| {
                 on_a_ring(&path.clone(), |io| async move {
@@ -111,6 +115,7 @@ impl Map {
                             return Ok(()); // the reader has gone
                         }
                         at += status.len.max(1);
+                        progress.set(at - start);
                     }
                     Ok(())
                 })?
@@ -253,14 +258,15 @@ mod tests {
         };
         assert_eq!(open().files(), std::slice::from_ref(&path));
         let mut found = vec![];
-        let end = open().stretches(0, None, |stretch| {
+        let end = open().stretches(0, None, &unwatched(), |stretch| {
             found.push((stretch.start, stretch.length, stretch.data));
             ControlFlow::<()>::Continue(())
         });
         assert_eq!(end.expect("mapped"), ControlFlow::Continue(()));
         const MIB: u64 = 1 << 20;
         assert_eq!(found, [(0, MIB, false), (MIB, MIB, true), (2 * MIB, 2 * MIB, false)]);
-        let end = open().stretches(MIB, Some(2 * MIB), |it| ControlFlow::Break(it.length));
+        let end =
+            open().stretches(MIB, Some(2 * MIB), &unwatched(), |it| ControlFlow::Break(it.length));
         assert_eq!(end.expect("mapped"), ControlFlow::Break(MIB));
     }
 }

@@ -35,17 +35,19 @@ impl Of<'_> {
     }
 }
 
-/// The snapshots of an image, the oldest first. With `share` it may be in use.
+/// The snapshots of an image, the oldest first; none where its format has none. With `share` it may be in use.
 ///
 /// # Errors
 ///
-/// Its format has none, or they cannot be read.
+/// The image cannot be opened, or they cannot be read.
 pub fn list(of: &Of<'_>, share: bool) -> Result<Vec<Snapshot>, Error> {
     if let Some(name) = of.name_in_ceph() {
         let list = rbd::snapshots::list(name).map_err(|why| refused(name, why))?;
         return Ok(list.into_iter().map(of_ceph).collect());
     }
-    qcow2_only(of, false)?;
+    if opening::format(of.path, of.format, false)? != Format::Qcow2 {
+        return Ok(vec![]);
+    }
     let container = opening::container(of.path, share)?;
     Ok(on_a_ring(of.path, |io| async move { qcow2::list_snapshots(&io, &container).await })??)
 }
@@ -69,7 +71,10 @@ pub fn change(
         }
         .map_err(|why| refused(name, why));
     }
-    qcow2_only(of, true)?;
+    match opening::format(of.path, of.format, true)? {
+        Format::Qcow2 => {}
+        other => return Err(cannot(of.path, other, "have no snapshots")),
+    }
     let writing = Writing::new(Format::Qcow2, force_format, data_files);
     let container = writing.settled(of.path)?;
     let changed = container.clone();
@@ -91,13 +96,6 @@ async fn apply(
         }
         Change::Apply(name) => qcow2::apply_snapshot(io, container, &name).await.map(drop),
         Change::Delete(name) => qcow2::delete_snapshot(io, container, &name).await.map(drop),
-    }
-}
-
-fn qcow2_only(of: &Of<'_>, change: bool) -> Result<(), Error> {
-    match opening::format(of.path, of.format, change)? {
-        Format::Qcow2 => Ok(()),
-        other => Err(cannot(of.path, other, "have no snapshots")),
     }
 }
 

@@ -11,6 +11,7 @@ use ringtap_image_tools::amend::{self, Changes};
 use ringtap_image_tools::opening::cannot;
 use ringtap_image_tools::{LazySecret, Writing, format_to_write, keyslots};
 
+use super::bar::Talk;
 use super::keyslots::Keyslots;
 use super::source::{Force, Sources, backing};
 use super::watch;
@@ -64,13 +65,8 @@ pub(crate) struct AmendArgs {
     #[arg(long)]
     force: bool,
 
-    /// Taken for the sake of qemu-img: nothing that takes long is done to data
-    #[arg(short, long, hide = true)]
-    progress: bool,
-
-    /// Say nothing but warnings and errors
-    #[arg(short, long)]
-    quiet: bool,
+    #[command(flatten)]
+    talk: Talk,
 
     #[command(flatten)]
     write: Force,
@@ -109,7 +105,7 @@ pub(crate) fn run(args: &AmendArgs) -> anyhow::Result<ExitCode> {
     }
     if args.forget_successor {
         let successor = amend::forget_successor(file)?;
-        if !args.quiet {
+        if !args.talk.quiet {
             let not = successor.map(|other| format!(", not in {}", other.display()));
             println!("{} goes on by itself{}", file.display(), not.unwrap_or_default());
         }
@@ -146,12 +142,12 @@ pub(crate) fn run(args: &AmendArgs) -> anyhow::Result<ExitCode> {
         }
         false => None,
     };
-    if format == Format::Qcow2 && (!others.is_empty() || !of_keyslots) {
-        amend::amend(file, writing, &wanted, &reading)?;
-    }
-    if let Some(plan) = keyslots {
-        plan.carry_out(file, writing)?;
-    }
+    watch::show(args.talk, || {
+        if format == Format::Qcow2 && (!others.is_empty() || !of_keyslots) {
+            amend::amend(file, writing, &wanted, &reading)?;
+        }
+        keyslots.map(|plan| plan.carry_out(file, writing)).transpose()
+    })?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -15,7 +15,7 @@ use crate::args::Output;
 const SOON: Duration = Duration::from_secs(2);
 
 /// Options about what is said on the way.
-#[derive(Clone, Copy, Debug, Args)]
+#[derive(Clone, Copy, Debug, Default, Args)]
 pub(crate) struct Talk {
     /// Show progress on stdout, at once and to a file too [default: on a terminal, after two seconds]
     #[arg(short, long)]
@@ -45,12 +45,23 @@ pub(crate) struct Bar {
 impl Bar {
     /// Show how much of `total` bytes is done.
     pub(crate) fn show(talk: Talk, progress: &Arc<Progress>, total: u64) -> Bar {
+        let progress = progress.clone();
+        let line = move |_| {
+            let part = progress.done() as f64 / total.max(1) as f64;
+            format!("    ({:.2}/100%)", part.min(1.0) * 100.0)
+        };
         match wait(talk, stderr().is_terminal()) {
             // Asked for, it is a result.
-            Some(wait) if talk.progress && !talk.beside => {
-                Bar::after(wait, stdout(), progress.clone(), total)
-            }
-            Some(wait) => Bar::after(wait, stderr(), progress.clone(), total),
+            Some(wait) if talk.progress && !talk.beside => Bar::after(wait, stdout(), line),
+            Some(wait) => Bar::after(wait, stderr(), line),
+            None => Bar { thread: None },
+        }
+    }
+
+    /// Show for how long it has gone on, of work whose end is not known.
+    pub(crate) fn ticking(talk: Talk) -> Bar {
+        match wait(Talk { progress: false, ..talk }, stderr().is_terminal()) {
+            Some(wait) => Bar::after(wait, stderr(), elapsed),
             None => Bar { thread: None },
         }
     }
@@ -58,8 +69,7 @@ impl Bar {
     fn after(
         wait: Duration,
         mut to: impl Write + Send + 'static,
-        progress: Arc<Progress>,
-        total: u64,
+        line: impl Fn(Duration) -> String + Send + 'static,
     ) -> Bar {
         let (end, ended) = channel();
         let thread = std::thread::spawn(move || {
@@ -70,10 +80,9 @@ impl Bar {
                 shown |= began.elapsed() > wait;
                 let over = !matches!(over, Err(RecvTimeoutError::Timeout));
                 if shown {
-                    let part = progress.done() as f64 / total.max(1) as f64;
                     let end = if over { "\n" } else { "" };
                     // In one write, as others may write there too. Nobody may read it.
-                    let line = format!("    ({:.2}/100%)\r{end}", part.min(1.0) * 100.0);
+                    let line = format!("{}\r{end}", line(began.elapsed()));
                     let _ = to.write_all(line.as_bytes()).and_then(|()| to.flush());
                 }
                 if over {
@@ -83,6 +92,10 @@ impl Bar {
         });
         Bar { thread: Some((end, thread)) }
     }
+}
+
+fn elapsed(time: Duration) -> String {
+    format!("    ({} s)", time.as_secs())
 }
 
 /// How long to be silent; none: for ever.
@@ -140,10 +153,10 @@ mod tests {
     fn short_work_is_done_in_silence_and_long_work_ends_its_line() {
         let said = |wait| {
             let said = Said::default();
-            drop(Bar::after(wait, said.clone(), Arc::default(), 10));
+            drop(Bar::after(wait, said.clone(), elapsed));
             String::from_utf8(said.0.lock().expect("no panic").clone()).expect("text")
         };
         assert_eq!(said(Duration::from_secs(3600)), "");
-        assert_eq!(said(Duration::ZERO), "    (0.00/100%)\r\n");
+        assert_eq!(said(Duration::ZERO), "    (0 s)\r\n");
     }
 }

@@ -8,7 +8,9 @@ use ringtap_image::Format;
 use ringtap_image::qcow2::BitmapChange;
 use ringtap_image_tools::bitmap::{Changes, Step, change};
 
+use super::bar::Talk;
 use super::source::{DataFiles, Force};
+use super::watch;
 use crate::manual::{EXIT, Section};
 use crate::names;
 
@@ -90,7 +92,7 @@ pub(crate) struct BitmapArgs {
 }
 
 pub(crate) fn run(args: &BitmapArgs, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
-    change(Changes {
+    let changes = Changes {
         path: &args.file,
         format: args.format,
         force_format: args.force.force_format,
@@ -98,7 +100,8 @@ pub(crate) fn run(args: &BitmapArgs, matches: &ArgMatches) -> anyhow::Result<Exi
         bitmap: &args.bitmap,
         source: args.source_file.as_deref().map(|path| (path, args.source_format)),
         steps: steps(args, matches),
-    })?;
+    };
+    watch::show(Talk::default(), || change(changes))?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -9,7 +9,9 @@ use ringtap_image_tools::LazySecret;
 use ringtap_image_tools::check::{Check, Repair, Report, check};
 use serde_json::json;
 
+use super::bar::Talk;
 use super::source::{DataFiles, Force};
+use super::watch;
 use crate::args::{Output, pretty};
 use crate::manual::Section;
 use crate::names::RestartLogName;
@@ -86,7 +88,7 @@ impl CheckArgs {
 /// Exit status as `qemu-img check`: 0 sound, 1 not looked at, 2 corrupt, 3 leaks only, 63 no checks.
 pub(crate) fn run(args: &CheckArgs) -> ExitCode {
     let _not_needed = &args.secret;
-    let end = check(&Check {
+    let job = Check {
         path: &args.file,
         format: args.format,
         repair: args.repair(),
@@ -94,7 +96,9 @@ pub(crate) fn run(args: &CheckArgs) -> ExitCode {
         force_share: args.force_share,
         force_format: args.force.force_format,
         data_files: &args.data.data_file,
-    });
+    };
+    let talk = Talk { quiet: args.quiet, ..Talk::default() };
+    let end = watch::show(talk, || check(&job));
     match end {
         Ok((format, report)) => {
             let file = args.file.display().to_string();

@@ -1,6 +1,6 @@
 //! `ringtap map`: where the content of an image lies, in the form of `qemu-img map`.
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -8,15 +8,16 @@ use std::process::ExitCode;
 use anyhow::bail;
 use clap::Args;
 use ringtap_image::Format;
-use ringtap_image_tools::Error;
 use ringtap_image_tools::map::{Map, Stretch, changes_since, of_context};
+use ringtap_image_tools::{Error, Watcher};
 use serde::ser::SerializeSeq;
 use serde::{Serialize, Serializer as _};
 use serde_json::Serializer;
 use serde_json::ser::Formatter;
 
+use super::bar::Talk;
 use super::source::{Sources, backing};
-use super::watch;
+use super::watch::{self, Work};
 use crate::args::Output;
 use crate::manual::{EXIT, Section};
 use crate::names;
@@ -110,7 +111,10 @@ pub(crate) fn run(args: &MapArgs) -> anyhow::Result<ExitCode> {
         &watch::notes_beside(args.output),
     )?;
     let layers = map.files().to_owned();
-    tell(args, &layers, |tell| map.stretches(range.0, range.1, tell))
+    // Between lines on the same terminal it would be in the way.
+    let quiet = io::stdout().is_terminal();
+    let work: Watcher = Work::shown(Talk { quiet, ..Talk::default() });
+    tell(args, &layers, |tell| map.stretches(range.0, range.1, &work, tell))
 }
 
 /// What is given each stretch.

@@ -10,7 +10,7 @@ use ringtap_image_tools::{NamedFormat, Watcher};
 
 use super::bar::Talk;
 use super::source::{Force, Sources};
-use super::watch::Work;
+use super::watch::{self, Work};
 use crate::manual::{EXIT_WRITING, Section};
 use crate::names::{self, CacheName};
 
@@ -79,6 +79,11 @@ pub(crate) fn run(args: &RebaseArgs) -> anyhow::Result<ExitCode> {
         cache: args.cache.into(),
         reading: args.sources.reading(),
     };
+    if args.unsafely {
+        // A name is written, and nothing copied.
+        watch::show(args.talk, || rebase(&job, &watch::notes()))?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let work = Work::stoppable(args.talk);
     let watch: Watcher = work.clone();
     work.ended(rebase(&job, &watch))?;

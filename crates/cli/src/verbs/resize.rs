@@ -7,12 +7,13 @@ use clap::{Args, ValueEnum};
 use ringtap_daemon::Error as Fault;
 use ringtap_image::qcow2::Preallocation;
 use ringtap_image::{Format, parse_size};
-use ringtap_image_tools::Error;
 use ringtap_image_tools::resize::{NewSize, Resize, resize};
+use ringtap_image_tools::{Error, Watcher};
 
+use super::bar::Talk;
 use super::info::human;
 use super::source::{Force, Sources, backing};
-use super::watch;
+use super::watch::Work;
 use crate::manual::{EXIT, Section};
 use crate::names;
 
@@ -93,7 +94,11 @@ pub(crate) fn run(args: &ResizeArgs) -> anyhow::Result<ExitCode> {
         preallocation: args.preallocation.into(),
         reading: args.sources.reading(),
     };
-    let size = match resize(&job, &watch::notes()) {
+    let work = Work::ticking(Talk { quiet: args.quiet, ..Talk::default() });
+    let watch: Watcher = work.clone();
+    let end = resize(&job, &watch);
+    work.over();
+    let size = match end {
         Err(Error::Size) => return Err(wrong().into()),
         end => end?,
     };

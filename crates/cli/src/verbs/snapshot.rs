@@ -5,13 +5,16 @@ use std::process::ExitCode;
 
 use clap::{ArgGroup, Args};
 use jiff::Timestamp;
+use jiff::tz::TimeZone;
 use ringtap_image::Format;
 use ringtap_image::qcow2::Snapshot;
 use ringtap_image_tools::snapshot::{Change, Of, change, list};
 use serde_json::{Value, json};
 
+use super::bar::Talk;
 use super::info::human;
 use super::source::{DataFiles, Force};
+use super::watch;
 use crate::args::Output;
 use crate::manual::{EXIT, Section};
 use crate::names;
@@ -74,7 +77,8 @@ pub(crate) fn run(args: &SnapshotArgs) -> anyhow::Result<ExitCode> {
     let (create, apply, delete) = (args.create.clone(), args.apply.clone(), args.delete.clone());
     let wanted = create.map(Change::Create).or(apply.map(Change::Apply));
     if let Some(wanted) = wanted.or(delete.map(Change::Delete)) {
-        change(&of, wanted, args.force.force_format, &args.data.data_file)?;
+        let talk = Talk { quiet: args.quiet, ..Talk::default() };
+        watch::show(talk, || change(&of, wanted, args.force.force_format, &args.data.data_file))?;
         return Ok(ExitCode::SUCCESS);
     }
     let list = list(&of, args.force_share)?;
@@ -90,7 +94,7 @@ pub(crate) fn run(args: &SnapshotArgs) -> anyhow::Result<ExitCode> {
 /// A snapshot with the fields of QEMU's SnapshotInfo.
 pub(crate) fn facts(snapshot: &Snapshot) -> Value {
     const SECOND: u64 = 1_000_000_000;
-    json!({
+    let mut facts = json!({
         "id": snapshot.id,
         "name": snapshot.name,
         "vm-state-size": snapshot.vm_state_size,
@@ -98,37 +102,48 @@ pub(crate) fn facts(snapshot: &Snapshot) -> Value {
         "date-nsec": snapshot.taken.1,
         "vm-clock-sec": snapshot.guest_clock / SECOND,
         "vm-clock-nsec": snapshot.guest_clock % SECOND,
-    })
+    });
+    if let Some(count) = instructions(snapshot) {
+        facts["icount"] = count.into();
+    }
+    facts
 }
 
-/// The list for people.
+/// The list for people, in the columns of qemu-img.
 pub(crate) fn table(list: &[Snapshot]) -> String {
+    let line = |fields: [&str; 6]| {
+        let [id, name, state, taken, clock, count] = fields;
+        format!("{id:<7} {name:<16} {state:>8} {taken:>19} {clock:>15} {count:>10}")
+    };
     let mut lines = vec![
         "Snapshot list:".to_owned(),
-        format!(
-            "{:<8}  {:<20}  {:>10}  {:>19}  {:>15}",
-            "ID", "NAME", "VM STATE", "TAKEN (UTC)", "VM CLOCK"
-        ),
+        line(["ID", "TAG", "VM_SIZE", "DATE", "VM_CLOCK", "ICOUNT"]),
     ];
     lines.extend(list.iter().map(|it| {
-        let state = human(it.vm_state_size);
-        let (taken, clock) = (date(it.taken.0), clock(it.guest_clock));
-        format!("{:<8}  {:<20}  {state:>10}  {taken:>19}  {clock:>15}", it.id, it.name)
+        let (state, count) = (human(it.vm_state_size), instructions(it).map(|it| it.to_string()));
+        let (taken, clock) = (date(it.taken.0, &TimeZone::system()), clock(it.guest_clock));
+        line([&it.id, &it.name, &state, &taken, &clock, &count.unwrap_or_default()])
     }));
     lines.join("\n")
+}
+
+/// How many instructions the guest had carried out, where that was counted.
+fn instructions(snapshot: &Snapshot) -> Option<u64> {
+    let count = snapshot.extra.first_chunk().map(|bytes| u64::from_be_bytes(*bytes));
+    count.filter(|count| *count != u64::MAX)
 }
 
 /// Hours, minutes, seconds and milliseconds of nanoseconds.
 fn clock(nanoseconds: u64) -> String {
     let millis = nanoseconds / 1_000_000;
     let (hours, minutes) = (millis / 3_600_000, millis / 60_000 % 60);
-    format!("{hours:02}:{minutes:02}:{:02}.{:03}", millis / 1000 % 60, millis % 1000)
+    format!("{hours:04}:{minutes:02}:{:02}.{:03}", millis / 1000 % 60, millis % 1000)
 }
 
-/// Date and time in UTC of seconds since 1970.
-fn date(seconds: u32) -> String {
+/// Date and time of seconds since 1970, as clocks there show them.
+fn date(seconds: u32, zone: &TimeZone) -> String {
     let time = Timestamp::from_second(seconds.into()).unwrap_or_default();
-    time.strftime("%Y-%m-%d %H:%M:%S").to_string()
+    time.to_zoned(zone.clone()).strftime("%Y-%m-%d %H:%M:%S").to_string()
 }
 
 /// What its help and its manual page say beyond the options.
@@ -151,8 +166,8 @@ mod tests {
 
     #[test]
     fn clocks_have_hours_and_milliseconds() {
-        assert_eq!(clock(0), "00:00:00.000");
-        assert_eq!(clock(3_723_004_999_999), "01:02:03.004");
+        assert_eq!(clock(0), "0000:00:00.000");
+        assert_eq!(clock(3_723_004_999_999), "0001:02:03.004");
         assert_eq!(clock(u64::MAX), "5124095:34:33.709");
     }
 
@@ -164,7 +179,7 @@ mod tests {
             (1_795_306_263, "2026-11-22 00:11:03"),
             (u32::MAX, "2106-02-07 06:28:15"),
         ] {
-            assert_eq!(date(seconds), text);
+            assert_eq!(date(seconds, &TimeZone::UTC), text);
         }
     }
 }

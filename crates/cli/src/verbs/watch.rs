@@ -34,6 +34,12 @@ impl Work {
         Arc::new(Work { talk, stops: true, begun: Mutex::default() })
     }
 
+    /// Work of which only a part can be told how far it is, or none: until that begins, for how long it has gone on.
+    pub(crate) fn ticking(talk: Talk) -> Arc<Work> {
+        let begun = Begun { _bar: Bar::ticking(talk), signals: None };
+        Arc::new(Work { talk, stops: false, begun: Mutex::new(Some(begun)) })
+    }
+
     /// The bar is to be gone from here on.
     pub(crate) fn over(&self) {
         self.begun.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -59,8 +65,10 @@ impl Watch for Work {
         if matches!(signals, Some(Err(_))) {
             progress.stop();
         }
-        let begun = Begun { _bar: Bar::show(self.talk, progress, total), signals };
-        *self.begun.lock().unwrap_or_else(PoisonError::into_inner) = Some(begun);
+        let mut begun = self.begun.lock().unwrap_or_else(PoisonError::into_inner);
+        // What was shown before ends first.
+        drop(begun.take());
+        *begun = Some(Begun { _bar: Bar::show(self.talk, progress, total), signals });
     }
 
     fn note(&self, note: &Note) {
@@ -68,6 +76,18 @@ impl Watch for Work {
             tell(note);
         }
     }
+}
+
+/// Work of which nobody can tell how far it is: with `-p` as not begun and then as done, else for how long it has gone on.
+pub(crate) fn show<T, E>(talk: Talk, work: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
+    let progress = Arc::new(Progress::default());
+    let _bar = match talk.progress {
+        true => Bar::show(talk, &progress, 1),
+        false => Bar::ticking(talk),
+    };
+    let end = work();
+    progress.set(u64::from(end.is_ok()));
+    end
 }
 
 /// Tells what is worth knowing on stderr.
