@@ -20,7 +20,7 @@ pub(super) struct Node {
 }
 
 /// What says how to cache, how much to lock or what a node is called, and changes nothing here.
-const NEEDLESS: [&str; 19] = [
+const NEEDLESS: [&str; 23] = [
     "node-name",
     "auto-read-only",
     "discard",
@@ -40,6 +40,10 @@ const NEEDLESS: [&str; 19] = [
     "cache-clean-interval",
     "overlap-check",
     "overlap-check.template",
+    "readahead",
+    "timeout",
+    "reconnect-delay",
+    "open-timeout",
 ];
 
 impl Node {
@@ -65,6 +69,7 @@ impl Node {
         let mut node = Node::default();
         let (mut driver, mut protocol) = (None, None);
         let mut server = Server::default();
+        let mut ceph = Ceph::default();
         for (key, value) in facts {
             // What lies in the file is a file's own.
             let (within, own) = match key.strip_prefix("file.") {
@@ -84,19 +89,23 @@ impl Node {
                 | "server.host" | "server.port" | "server.path" => {
                     server.set(own.trim_start_matches("server."), value);
                 }
+                "pool" | "namespace" | "image" | "snapshot" | "conf" | "user" => {
+                    ceph.set(own, value);
+                }
+                "sslverify" if is_on(value) => {}
                 // `file=NAME`: short for its file name.
                 "file" if !within => node.path.clone_from(value),
                 _ if NEEDLESS.contains(&own) => {}
                 _ => {
                     return Err(format!(
                         "an image that is described: {key} is not known here; named may be driver, file.driver, \
-                                        file.filename, key-secret and force-share, and what NBD and HTTP need"
+                                        file.filename, key-secret and force-share, and what NBD, HTTP and RBD need"
                     ));
                 }
             }
         }
         let is_protocol =
-            |name: &str| matches!(name, "file" | "host_device" | "nbd" | "http" | "https");
+            |name: &str| matches!(name, "file" | "host_device" | "nbd" | "http" | "https" | "rbd");
         if let Some(name) = &driver {
             if is_protocol(name) {
                 // Bytes as they are, as QEMU takes it: who wrote them does not decide what they are.
@@ -104,8 +113,13 @@ impl Node {
             }
         }
         node.format = driver;
+        if protocol.as_deref() != Some("rbd") && !ceph.is_empty() {
+            return Err(format!("{text}: a pool, an image and so on are those of file.driver=rbd"));
+        }
         match protocol.as_deref() {
             None => {}
+            Some("rbd") if node.path.is_empty() => node.path = ceph.name()?,
+            Some("rbd") => {}
             Some("file" | "host_device") => node.path = local(&node.path),
             Some("nbd") => node.path = server.nbd()?,
             Some("http" | "https") => node.path = server.url,
@@ -180,6 +194,68 @@ impl Server {
             }
         }
     }
+}
+
+/// An image of Ceph, by what QEMU calls its parts.
+#[derive(Default)]
+struct Ceph {
+    pool: String,
+    namespace: String,
+    image: String,
+    snapshot: String,
+    conf: String,
+    user: String,
+}
+
+impl Ceph {
+    fn set(&mut self, key: &str, value: &str) {
+        let field = match key {
+            "pool" => &mut self.pool,
+            "namespace" => &mut self.namespace,
+            "image" => &mut self.image,
+            "snapshot" => &mut self.snapshot,
+            "conf" => &mut self.conf,
+            "user" => &mut self.user,
+            _ => return,
+        };
+        value.clone_into(field);
+    }
+
+    fn is_empty(&self) -> bool {
+        let Ceph { pool, namespace, image, snapshot, conf, user } = self;
+        [pool, namespace, image, snapshot, conf, user].into_iter().all(String::is_empty)
+    }
+
+    fn name(&self) -> Result<String, String> {
+        if self.pool.is_empty() || self.image.is_empty() {
+            return Err("an image of Ceph is named by file.pool and file.image".into());
+        }
+        let mut name = format!("rbd:{}", escaped(&self.pool));
+        for (before, part) in [
+            ("/", &self.namespace),
+            ("/", &self.image),
+            ("@", &self.snapshot),
+            (":conf=", &self.conf),
+            (":id=", &self.user),
+        ] {
+            if !part.is_empty() {
+                name += &format!("{before}{}", escaped(part));
+            }
+        }
+        Ok(name)
+    }
+}
+
+/// A part of a name of RBD, with a backslash before what would end it.
+fn escaped(part: &str) -> String {
+    let mut text = String::new();
+    for letter in part.chars() {
+        if matches!(letter, ':' | '/' | '@' | '=' | '\\') {
+            text.push('\\');
+        }
+        text.push(letter);
+    }
+    text
 }
 
 /// A name with a prefix that only QEMU's programs know, without it.

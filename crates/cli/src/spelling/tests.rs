@@ -41,6 +41,22 @@ fn what_qemu_describes_is_named_by_its_path() {
             "ringtap info -f raw nbd://h/a%3Fb%25c",
         ),
         (
+            "ringtap info --image-opts driver=qcow2,file.driver=rbd,file.pool=vms,file.image=a:b,file.conf=/c,file.user=u",
+            r"ringtap info -f qcow2 rbd:vms/a\:b:conf=\/c:id=u",
+        ),
+        (
+            r#"ringtap map json:{"driver":"rbd","pool":"p","namespace":"n","image":"i","snapshot":"s"}"#,
+            "ringtap map -f raw rbd:p/n/i@s",
+        ),
+        (
+            "ringtap info --image-opts driver=qcow2,file.driver=rbd,file.filename=rbd:vms/web",
+            "ringtap info -f qcow2 rbd:vms/web",
+        ),
+        (
+            "ringtap info --image-opts driver=qcow2,file.driver=https,file.url=https://h/x,file.sslverify=on,file.readahead=64k",
+            "ringtap info -f qcow2 https://h/x",
+        ),
+        (
             "ringtap info --image-opts driver=nbd,path=/a&b+c,export=e/f",
             "ringtap info -f raw nbd+unix:///e/f?socket=/a%26b%2Bc",
         ),
@@ -115,6 +131,12 @@ fn what_cannot_be_is_told() {
             "--object secret,id=s",
         ),
         ("ringtap info --object iothread,id=x a", "defines secrets"),
+        ("ringtap info --image-opts driver=rbd,pool=p", "file.pool and file.image"),
+        ("ringtap info --image-opts driver=raw,file.filename=a,file.pool=p", "file.driver=rbd"),
+        (
+            "ringtap info --image-opts driver=raw,file.driver=https,file.url=https://h/x,file.sslverify=off",
+            "file.sslverify",
+        ),
         (
             "ringtap convert --image-opts driver=raw,file.filename=a driver=vpc,file.filename=b c",
             "two formats",
