@@ -10,41 +10,13 @@ release=${RELEASE:-bookworm}
 work=$target/iotests/$release
 formats=${*:-raw qcow2 vpc luks}
 
-# apt-get of a release, with lists of its own and nothing installed: apt_of RELEASE WORD...
-apt_of() {
-    local at=$target/iotests/$1/apt keys=/usr/share/keyrings/debian-archive-keyring.gpg
-    mkdir -p "$at"/{lists,cache/archives}/partial
-    : > "$at/status"
-    printf "%s [signed-by=$keys] http://deb.debian.org/debian $1 main\n" deb deb-src > "$at/sources.list"
-    apt-get -q -o "Dir::Etc::sourcelist=$at/sources.list" -o Dir::Etc::sourceparts=/dev/null -o "Dir::State::lists=$at/lists" \
-        -o "Dir::State::status=$at/status" -o "Dir::Cache=$at/cache" -o APT::Sandbox::User=root "${@:2}"
-}
-
 fetch() {
     mkdir -p "$work/new"
-    apt_of "$release" update
-    (cd "$work/new" && apt_of "$release" source --download-only qemu)
+    "$here/scripts/qemu-of.sh" "$release" --source "$work/new"
     tar -xf "$work"/new/qemu_*.orig.tar.xz -C "$work/new" --strip-components=1 --wildcards \
         '*/tests/qemu-iotests*' '*/python/*' '*/scripts/*'
     rm -f "$work"/new/qemu_*
     mv "$work/new" "$work/source"
-}
-
-# QEMU of Debian 13 or newer in $root, with all that it needs, and in $root/run what starts it from there.
-fetch_programs() {
-    local package program
-    rm -rf "$root.new" && mkdir -p "$root.new/run"
-    apt_of "$PROGRAMS" update
-    apt_of "$PROGRAMS" install -y --download-only --no-install-recommends qemu-system-x86 qemu-utils
-    for package in "$target/iotests/$PROGRAMS"/apt/cache/archives/*.deb; do dpkg-deb -x "$package" "$root.new"; done
-    for program in qemu-{img,io,nbd,storage-daemon,system-x86_64}; do
-        # The modules of this machine's QEMU are of another build.
-        sed -i 's#/usr/lib/x86_64-linux-gnu/qemu#/non/lib/x86_64-linux-gnu/qemu#' "$root.new/usr/bin/$program"
-        printf '#!/bin/bash\nexec %q --library-path %q %q "$@"\n' "$root/usr/lib64/ld-linux-x86-64.so.2" \
-            "$root/usr/lib/x86_64-linux-gnu" "$root/usr/bin/$program" > "$root.new/run/$program"
-        chmod +x "$root.new/run/$program"
-    done
-    mv "$root.new" "$root"
 }
 
 for program in qemu-img qemu-io qemu-nbd qemu-storage-daemon qemu-system-x86_64 python3 apt-get; do
@@ -52,10 +24,9 @@ for program in qemu-img qemu-io qemu-nbd qemu-storage-daemon qemu-system-x86_64 
 done
 [ -d "$work/source" ] || fetch
 if [ -n "${PROGRAMS:-}" ]; then
-    root=$target/iotests/$PROGRAMS/root
-    [ -d "$root" ] || fetch_programs
-    PATH=$root/run:$PATH
-    export QEMU_IMG_ITSELF=$root/run/qemu-img QEMU_IO_ITSELF=$root/run/qemu-io QEMU_NBD_ITSELF=$root/run/qemu-nbd
+    programs=$("$here/scripts/qemu-of.sh" "$PROGRAMS")
+    PATH=$programs:$PATH
+    export QEMU_IMG_ITSELF=$programs/qemu-img QEMU_IO_ITSELF=$programs/qemu-io QEMU_NBD_ITSELF=$programs/qemu-nbd
 fi
 
 # Debian's QEMU has no accelerator for tests; its emulator does as well, with a firmware that halts.

@@ -143,6 +143,10 @@ if [ "$purpose" = test ] && ! command -v promtool >/dev/null && [ ! -x "$prometh
     fi
     rm -rf "$packages"
 fi
+# The verbs are compared with those of QEMU 10; an older one stays where it is.
+if [ "$purpose" = test ] && [ "$(qemu-img --version | sed -n '1s/[^0-9]*\([0-9]*\).*/\1/p')" -lt 10 ]; then
+    echo "setup: QEMU of Debian 13 is unpacked in $(scripts/qemu-of.sh trixie)"
+fi
 # FUSE is for every user; udev sees to that where it runs, and a container may have none.
 if [ "$purpose" = test ] && [ "$(stat -c %a /dev/fuse 2>/dev/null)" = 600 ]; then
     "${as_root[@]}" chmod 666 /dev/fuse || echo "setup: /dev/fuse is closed to ordinary users" >&2

@@ -90,6 +90,12 @@ pub(crate) fn size(text: &str) -> Result<u64, String> {
     parse_size(text).ok_or_else(|| "write a size in bytes, or like 512, 64k, 10G, 1.5T".into())
 }
 
+/// A size that says how many zeros make a hole.
+pub(crate) fn hole(text: &str) -> Result<u64, String> {
+    let fits = |size: &u64| *size % 512 == 0 && *size <= 16 << 20;
+    size(text).ok().filter(fits).ok_or_else(|| "write a multiple of 512 bytes, at most 16M".into())
+}
+
 /// The pairs of lists such as `a=1,b=2`; two commas are one within a value. A key alone stands for
 /// `key=on`.
 pub(crate) fn pairs(lists: &[String]) -> Result<Vec<(String, String)>, String> {

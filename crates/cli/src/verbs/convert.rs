@@ -81,8 +81,8 @@ pub(crate) struct ConvertArgs {
     #[arg(long, requires = "no_create")]
     target_is_zero: bool,
 
-    /// Leave out zeros of at least so many bytes, in holes; 0: keep every byte as data
-    #[arg(short = 'S', long, value_name = "SIZE", value_parser = names::size, default_value = "4k")]
+    /// Leave out zeros of at least so many bytes, in holes: a multiple of 512, at most 16M; 0: keep every byte as data
+    #[arg(short = 'S', long, value_name = "SIZE", value_parser = names::hole, default_value = "4k")]
     sparse: u64,
 
     /// Requests in flight at once [default: 4 where the target's page cache is used, else 16]

@@ -143,7 +143,7 @@ fn scripts_find_what_qemu_img_says() {
 }
 
 /// Where the first has not what the second has.
-fn missing(ours: &Value, theirs: &Value) -> Option<String> {
+pub(super) fn missing(ours: &Value, theirs: &Value) -> Option<String> {
     match (ours, theirs) {
         (Value::Object(ours), Value::Object(theirs)) => theirs.iter().find_map(|(name, value)| {
             let own = ours.get(name).unwrap_or(&Value::Null);

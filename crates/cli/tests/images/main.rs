@@ -8,6 +8,7 @@ use std::process::Command;
 use serde_json::Value;
 
 mod bench;
+mod beside;
 mod convert;
 mod dd;
 mod foreign;
