@@ -58,30 +58,30 @@ deny:
 THREADS ?= $(shell echo $$(($$(nproc) + 1)))
 # Programs whose work is done in guests, which leave processors idle: two of them at a time, after all others.
 GUESTS := ublk kernels units xen thin
-PROGRAMS := $(sort $(basename $(notdir $(wildcard */tests/*.rs */tests/tests/*.rs crates/*/tests/*.rs) \
+TEST_PROGRAMS := $(sort $(basename $(notdir $(wildcard */tests/*.rs */tests/tests/*.rs crates/*/tests/*.rs) \
     $(patsubst %/main.rs,%,$(wildcard */tests/*/main.rs crates/*/tests/*/main.rs)))))
-TESTS := $(CARGO) test --workspace --locked
+CARGO_TEST := $(CARGO) test --workspace --locked
 test:
 	scripts/setup.sh test
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
-	$(TESTS) --no-run
+	$(CARGO_TEST) --no-run
 	set -o pipefail; $(MAKE) --no-print-directory programs | scripts/skips.sh tests/skips.txt
 	$(MAKE) --no-print-directory -j 2 --output-sync threads models
 	scripts/check-docs.sh $(TARGET)/debug/ringtap
 
 .PHONY: programs threads
 programs:
-	$(TESTS) --lib --bins $(patsubst %,--test %,$(filter-out $(GUESTS),$(PROGRAMS))) -- --show-output --test-threads $(THREADS)
-	$(TESTS) --doc -- --show-output
+	$(CARGO_TEST) --lib --bins $(patsubst %,--test %,$(filter-out $(GUESTS),$(TEST_PROGRAMS))) -- --show-output --test-threads $(THREADS)
+	$(CARGO_TEST) --doc -- --show-output
 	$(MAKE) --no-print-directory -j 2 --output-sync $(GUESTS:%=guests-%)
 
 guests-%:
-	$(TESTS) --test $* -- --show-output --test-threads $(THREADS)
+	$(CARGO_TEST) --test $* -- --show-output --test-threads $(THREADS)
 
 threads:
-	RINGTAP_IO=threads $(TESTS) --test vhost_user --test fuse --test restart_log --test idle --test nbd --test stores -- --test-threads $(THREADS) --skip on_xfs --skip on_btrfs --skip on_tmpfs --skip silent
+	set -o pipefail; RINGTAP_IO=threads $(CARGO_TEST) --test vhost_user --test fuse --test restart_log --test idle --test nbd --test stores -- --show-output --test-threads $(THREADS) --skip on_xfs --skip on_btrfs --skip on_tmpfs --skip silent | scripts/skips.sh tests/skips.txt
 
 FORMATS ?=
 iotests:

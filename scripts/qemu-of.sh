@@ -23,8 +23,9 @@ if [ "${2:-}" = --source ]; then
     cd "$3" && apt_of source --download-only qemu
     exit
 fi
-if [ ! -d "$root" ]; then
-    rm -rf "$root.new" && mkdir -p "$root.new/run"
+# Where the folder has moved the programs do not run.
+if ! "$root/run/qemu-img" --version >/dev/null 2>&1; then
+    rm -rf "$root" "$root.new" "$target/iotests/$release/apt/cache/archives" && mkdir -p "$root.new/run"
     apt_of update
     apt_of install -y --download-only --no-install-recommends qemu-system-x86 qemu-utils
     for package in "$target/iotests/$release"/apt/cache/archives/*.deb; do dpkg-deb -x "$package" "$root.new"; done

@@ -2,7 +2,7 @@
 # Installs what is missing to build, test, demonstrate or measure Ringtap on Debian 12 or 13:
 #   scripts/setup.sh build|demo|test|bench|fuzz|deb
 # As root or with sudo. What is there already is left as it is; where nothing is missing, nothing is
-# asked of apt.
+# asked of apt. `test` fetches QEMU 10 from Debian 13, once, where the machine's is older.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PATH=$PATH:/usr/sbin:/sbin
@@ -145,7 +145,11 @@ if [ "$purpose" = test ] && ! command -v promtool >/dev/null && [ ! -x "$prometh
 fi
 # The verbs are compared with those of QEMU 10; an older one stays where it is.
 if [ "$purpose" = test ] && [ "$(qemu-img --version | sed -n '1s/[^0-9]*\([0-9]*\).*/\1/p')" -lt 10 ]; then
-    echo "setup: QEMU of Debian 13 is unpacked in $(scripts/qemu-of.sh trixie)"
+    unpacked=$(scripts/qemu-of.sh trixie) || {
+        echo "setup: QEMU of Debian 13 cannot be fetched from deb.debian.org, and the verbs are tried beside it" >&2
+        exit 1
+    }
+    echo "setup: QEMU of Debian 13 is unpacked in $unpacked"
 fi
 # FUSE is for every user; udev sees to that where it runs, and a container may have none.
 if [ "$purpose" = test ] && [ "$(stat -c %a /dev/fuse 2>/dev/null)" = 600 ]; then

@@ -217,7 +217,7 @@ pub(crate) async fn larger(
 ) -> Result<(), String> {
     let opened = qcow2::open_to_resize(io, place, options).await;
     let (container, data) = opened.map_err(|error| error.to_string())?;
-    let wanted = ResizeOptions { size, ..ResizeOptions::default() };
+    let wanted = ResizeOptions { size, gains_zeros: true, ..ResizeOptions::default() };
     let end = qcow2::resize(io, &container, data.as_ref(), &wanted).await;
     end.map_err(|error| error.to_string())
 }

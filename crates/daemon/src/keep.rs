@@ -3,7 +3,7 @@
 //! After each event it is looked whether a file would say something else now. Replies and events wait until what would
 //! is stable: a thread of its own writes it, so nobody waits for a disk on the thread that serves.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
@@ -37,6 +37,8 @@ pub(crate) struct Keeper {
     work: Option<Sender<Work>>,
     /// How much the thread has to do.
     undone: Arc<AtomicUsize>,
+    /// Files that could not be written or removed: it is tried again with the next change.
+    owed: BTreeSet<PathBuf>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -69,7 +71,8 @@ impl Keeper {
         let (theirs, place) = (undone.clone(), folder.to_owned());
         let thread = spawn("keeper", move || write_all(&place, &inbox, &theirs, &events))?;
         let (work, thread) = (Some(work), Some(thread));
-        Ok(Keeper { folder: folder.to_owned(), texts: BTreeMap::new(), work, undone, thread })
+        let (folder, texts, owed) = (folder.to_owned(), BTreeMap::new(), BTreeSet::new());
+        Ok(Keeper { folder, texts, work, undone, owed, thread })
     }
 }
 
@@ -134,6 +137,7 @@ impl Keeper {
                 }
             }
         }
+        self.pay(&mut work);
         if work.removed.is_empty() && work.written.is_empty() && self.undone.load(SeqCst) == 0 {
             return held.into_iter().for_each(|held| held.tell(None));
         }
@@ -172,10 +176,21 @@ impl Keeper {
         }
     }
 
-    /// Those could not be written, nor these removed: the next look finds them missing, and too many.
-    fn forget(&mut self, written: &[PathBuf], removed: &[PathBuf]) {
-        written.iter().for_each(|file| _ = self.texts.remove(file));
-        self.texts.extend(removed.iter().map(|file| (file.clone(), String::new())));
+    /// Where something has changed what failed before is tried again.
+    fn pay(&mut self, work: &mut Work) {
+        if work.removed.is_empty() && work.written.is_empty() {
+            return;
+        }
+        let is_written = |file: &PathBuf| work.written.iter().any(|(written, _)| written == file);
+        let owed: Vec<_> = self.owed.iter().filter(|file| !is_written(file)).cloned().collect();
+        for file in owed {
+            match self.texts.get(&file) {
+                Some(text) => work.written.push((file, text.clone())),
+                None if !work.removed.contains(&file) => work.removed.push(file),
+                None => {}
+            }
+        }
+        self.owed.clear();
     }
 }
 
@@ -189,11 +204,12 @@ fn write_all(folder: &Path, inbox: &Receiver<Work>, undone: &AtomicUsize, events
             tracing::error!("{why}");
             let files: Vec<PathBuf> = work.written.iter().map(|(file, _)| file.clone()).collect();
             let removed = work.removed.clone();
-            let forget = move |running: &mut Running| {
-                running.keeper.iter_mut().for_each(|keeper| keeper.forget(&files, &removed));
+            let note = move |running: &mut Running| {
+                let owed = files.into_iter().chain(removed);
+                running.keeper.iter_mut().for_each(|keeper| keeper.owed.extend(owed.clone()));
             };
             // Nobody attends any more where the process ends.
-            let _ = events.send(Event::Do(Box::new(forget)));
+            let _ = events.send(Event::Do(Box::new(note)));
             why
         });
         work.held.into_iter().for_each(|held| held.tell(why.as_deref()));

@@ -21,7 +21,8 @@ async fn stand_still<'a>(io: &Io, disk: &Disk, vbd: &'a Vbd) -> Result<Quiesced<
 
 /// Make a disk's image larger.
 pub(crate) fn make_larger(disk: &Disk, vbd: &ringtap_vbd::Disk, size: u64) -> Result<(), Error> {
-    if !disk.options.bitmaps.is_empty() && vbd.info().format != Format::Luks.name() {
+    let is_luks = format_of(vbd).is_ok_and(|format| format == Format::Luks.name());
+    if !disk.options.bitmaps.is_empty() && !is_luks {
         return Err(failed(disk, "it shows dirty bitmaps, whose clients would not follow"));
     }
     let mut tasks = Tasks::new(ringtap_io::reactor().map_err(Error::Ring)?);
@@ -30,13 +31,18 @@ pub(crate) fn make_larger(disk: &Disk, vbd: &ringtap_vbd::Disk, size: u64) -> Re
     tasks.block_on(async move { change(&io, &disk, &own, size).await }).map_err(driven)?
 }
 
+/// Of the image that it is in now: it may have been opened in another.
+fn format_of(vbd: &ringtap_vbd::Disk) -> Result<&'static str, ringtap_image::Error> {
+    Ok(vbd.image()?.info().format)
+}
+
 fn failed(disk: &Disk, why: impl Into<String>) -> Error {
     Error::Resize { path: disk.path.clone(), why: why.into() }
 }
 
 async fn change(io: &Io, disk: &Disk, vbd: &Vbd, size: u64) -> Result<(), Error> {
     let wrong = |error: ringtap_image::Error| failed(disk, error.to_string());
-    if vbd.disk().info().format == Format::Luks.name() {
+    if format_of(vbd.disk()).map_err(wrong)? == Format::Luks.name() {
         return Box::pin(append(io, disk, vbd, size)).await;
     }
     let still = stand_still(io, disk, vbd).await?;

@@ -105,8 +105,9 @@ pub struct Child {
 }
 
 impl Child {
-    fn of(name: String, path: &Path, len: u64) -> Child {
-        let taken = taken(path);
+    /// By its name, and where it was found.
+    fn of(name: String, path: &Path, found: &Path, len: u64) -> Child {
+        let taken = taken(found);
         Child { name, path: path.to_owned(), len: len.next_multiple_of(512), taken }
     }
 
@@ -241,12 +242,13 @@ fn look(layer: &Layer, reading: &Reading) -> Result<Info, Error> {
         let others = vmdk.extents.iter().enumerate();
         let others = others.filter(|(_, it)| it.path.as_ref().is_some_and(|other| other != path));
         let child = |(nth, it): (usize, &vmdk::ExtentFacts)| {
-            let path = it.path.as_deref().unwrap_or(Path::new(""));
-            Child::of(format!("extents.{nth}"), path, it.file_len)
+            let [path, found] =
+                [&it.path, &it.found].map(|it| it.as_deref().unwrap_or(Path::new("")));
+            Child::of(format!("extents.{nth}"), path, found, it.file_len)
         };
         facts.children = others.map(child).collect();
     }
-    facts.children.push(Child::of("file".into(), path, layer.len));
+    facts.children.push(Child::of("file".into(), path, path, layer.len));
     if fs::metadata(path).is_ok() {
         facts.taken = taken(path).map(|_| facts.children.iter().filter_map(|it| it.taken).sum());
         let signature = probe::signature(path).unwrap_or_default();

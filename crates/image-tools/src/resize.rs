@@ -346,7 +346,9 @@ fn change(
                 (None, Some(_)) => Some(backing_size(path, reading)?),
                 (None, None) => None,
             };
-            let options = ResizeOptions { size, shrink: true, backing_size, preallocation };
+            let gains_zeros = false;
+            let options =
+                ResizeOptions { size, shrink: true, backing_size, preallocation, gains_zeros };
             Ok(on_a_ring(path, |io| async move {
                 qcow2::resize(&io, &container, data.as_ref(), &options).await
             })??)

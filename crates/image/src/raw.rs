@@ -90,7 +90,10 @@ impl Image for Raw {
     }
 
     fn fork(&self) -> Box<dyn Image> {
-        Box::new(self.clone())
+        let mut own = self.clone();
+        // Who opens an image upon it reads as far as it reaches now.
+        own.info.size = own.size.load(Relaxed);
+        Box::new(own)
     }
 
     #[inline]
@@ -145,6 +148,8 @@ impl Image for Raw {
         if size > known && size <= whole {
             return Ok(known);
         }
-        Ok(size.next_multiple_of(512))
+        let size = size.next_multiple_of(512);
+        self.size.store(size, Relaxed);
+        Ok(size)
     }
 }

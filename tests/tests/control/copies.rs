@@ -61,7 +61,7 @@ fn mirrors_take_granularity_and_buffers_of_any_size() {
         ("buf-size", json!(-1), "'buf-size'"),
         ("copy-mode", json!("else"), "does not accept value 'else'"),
         ("filter-node-name", json!("f"), "is unexpected"),
-        ("on-target-error", json!("stop"), "does not accept value 'stop'"),
+        ("on-target-error", json!("else"), "does not accept value 'else'"),
     ] {
         let mut mirror = mirror.clone();
         mirror[key] = value;

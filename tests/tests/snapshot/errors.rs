@@ -28,8 +28,9 @@ impl Faulty {
             format!("error-{what}-rate=100%"),
             format!("error-{what}-file={}", fault.display()),
         ];
+        // Of several threads of nbdkit 1.32 one may answer where another has closed the connection: it aborts.
         let child = Command::new("nbdkit")
-            .args(["-f", "-U", &socket, "--filter=error", "file", &image])
+            .args(["-f", "--threads", "1", "-U", &socket, "--filter=error", "file", &image])
             .args(own)
             .stderr(Stdio::null())
             .spawn();

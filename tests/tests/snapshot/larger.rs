@@ -231,3 +231,85 @@ fn luks_containers_grow_while_their_guests_write() {
         assert!(!said.contains("failed"), "{said}");
     }
 }
+
+/// What was written behind the end that an image had at first is read through an image upon it.
+#[test]
+fn a_disk_that_has_grown_goes_on_in_an_overlay() {
+    for sealed in [false, true] {
+        let bench = Bench::new();
+        let (key, top) = (bench.text("key"), bench.text("one.qcow2"));
+        std::fs::write(&key, "a secret").expect("a key");
+        let secret = format!("file:{key}");
+        let own = ["-f", "luks", "--secret", &secret];
+        let quick = ["-o", "iter-time=10"];
+        let (options, more) =
+            if sealed { (&own[..], &quick[..]) } else { (&["-f", "raw"][..], &[][..]) };
+        let image = bench.text("a.img");
+        let name = ringtap();
+        let name = name.to_str().expect("plain");
+        ok(name, "ringtap", &[&["create", "-q"], options, more, &[&image, "64M"]].concat());
+        if sealed {
+            let below =
+                ["-b", &image, "-F", "luks", "--secret", &secret, "--target-secret", &secret];
+            let inside = ["-o", "encrypt.format=luks,encrypt.iter-time=10", &top, "128M"];
+            ok(name, "ringtap", &[&["create", "-q", "-f", "qcow2"], &below[..], &inside].concat());
+        }
+        let server = bench.serve(&["a.img"], options);
+        let mut control = bench.control();
+        bench.io("a", &["write -P 1 63M 1M"]);
+        control.ok("block_resize", json!({ "node-name": "a", "size": 128 * MIB }));
+        bench.io("a", &["write -P 2 64M 1M", "write -P 3 100M 1M", "flush"]);
+        if sealed {
+            let there = json!({ "device": "a", "snapshot-file": top, "mode": "existing" });
+            control.ok("blockdev-snapshot-sync", there);
+        } else {
+            snapshot(&mut control, "a", &top);
+        }
+        let held =
+            ["read -P 1 63M 1M", "read -P 2 64M 1M", "read -P 3 100M 1M", "read -P 0 101M 27M"];
+        bench.io("a", &held);
+        // A part of what is written at a time below comes up with it.
+        bench.io(
+            "a",
+            &["write -P 4 102400k 512", "read -P 4 102400k 512", "read -P 3 102401k 1023k"],
+        );
+        server.stop();
+    }
+}
+
+/// It would show what lies behind its disk.
+#[test]
+fn a_raw_data_file_that_is_longer_takes_no_larger_disk_and_stays_as_long() {
+    let bench = Bench::new();
+    let data = bench.text("data");
+    let options = format!("data_file={data},data_file_raw=on");
+    make(&bench, "a.img", "qcow2", &["-o", &options]);
+    let file = std::fs::OpenOptions::new().write(true).open(&data).expect("a file");
+    file.set_len(256 * MIB).expect("longer");
+    let server = bench.serve(&["a.img"], &["-f", "qcow2"]);
+    let mut control = bench.control();
+    snapshot(&mut control, "a", &bench.text("one.qcow2"));
+    control.ok("block_resize", json!({ "node-name": "a", "size": 128 * MIB }));
+    bench.io("a", &["write -P 3 100M 1M"]);
+    let begun = json!({ "device": "a", "job-id": "j" });
+    control.ok("block-commit", begun);
+    let said = loop {
+        let (name, data) = control.event();
+        if name == "BLOCK_JOB_COMPLETED" {
+            break data;
+        }
+    };
+    assert!(
+        said["error"].as_str().is_some_and(|why| why.contains("raw data file is longer")),
+        "{said}"
+    );
+    bench.io("a", &["read -P 3 100M 1M", "read -P 0 101M 27M"]);
+    server.stop();
+    // By itself one grows as with QEMU, and nothing of the file goes.
+    let (name, data) = (ringtap(), bench.text("other"));
+    make(&bench, "b.img", "qcow2", &["-o", &format!("data_file={data},data_file_raw=on")]);
+    let file = std::fs::OpenOptions::new().write(true).open(&data).expect("a file");
+    file.set_len(256 * MIB).expect("longer");
+    ok(name.to_str().expect("plain"), "ringtap", &["resize", "-q", &bench.text("b.img"), "128M"]);
+    assert_eq!(std::fs::metadata(&data).expect("a file").len(), 256 * MIB);
+}

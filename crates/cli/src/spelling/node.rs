@@ -119,7 +119,12 @@ impl Node {
         match protocol.as_deref() {
             None => {}
             Some("rbd") if node.path.is_empty() => node.path = ceph.name()?,
-            Some("rbd") => {}
+            Some("rbd") if ceph.is_empty() && node.path.starts_with("rbd:") => {}
+            Some("rbd") => {
+                return Err(format!(
+                    "{text}: of the driver rbd either a filename that begins with rbd: is named, or pool, image and what they need"
+                ));
+            }
             Some("file" | "host_device") => node.path = local(&node.path),
             Some("nbd") => node.path = server.nbd()?,
             Some("http" | "https") => node.path = server.url,

@@ -84,7 +84,7 @@ fn is_there(name: &str, path: &Path, was: Option<Identity>) -> Result<(), String
         return Ok(());
     }
     Err(format!(
-        "{} is another file now than the one that was named {name}: the next process would find that",
+        "{} is another file now than the one that was named {name}, which the next process would find: blockdev-del {name} first",
         path.display()
     ))
 }
@@ -124,6 +124,8 @@ impl Running {
             })
         };
         let files = self.graph.files.iter().map(file).collect::<Result<_, String>>()?;
+        // One that nothing reads any more may have been deleted, and its name with it.
+        let is_left = |lower: &Lower| !lower.path.exists() && self.upon(lower).is_none();
         let image = |(name, lower): (&String, &Lower)| {
             is_there(name, &lower.path, lower.file)?;
             Ok(ImageName {
@@ -134,7 +136,13 @@ impl Running {
                 in_file: lower.in_file.clone(),
             })
         };
-        let images = self.graph.lower.iter().map(image).collect::<Result<_, String>>()?;
+        let images = self
+            .graph
+            .lower
+            .iter()
+            .filter(|(_, lower)| !is_left(lower))
+            .map(image)
+            .collect::<Result<_, String>>()?;
         let named = self
             .disks
             .values()

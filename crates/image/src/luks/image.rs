@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use ringtap_io::Io;
 
@@ -30,6 +30,8 @@ pub struct Luks {
     size: Arc<AtomicU64>,
     /// Up to where it may grow: zeros have been written behind it.
     zeros_to: Arc<AtomicU64>,
+    /// Whether the file is longer than the disk meanwhile.
+    grows: Arc<AtomicBool>,
 }
 
 impl Luks {
@@ -103,7 +105,7 @@ impl Luks {
             rotational: container.is_rotational(),
         };
         let [size, zeros_to] = [info.size; 2].map(|size| Arc::new(AtomicU64::new(size)));
-        Ok(Luks { container, cipher, offset, len, info, size, zeros_to })
+        Ok(Luks { container, cipher, offset, len, info, size, zeros_to, grows: Arc::default() })
     }
 
     /// Whether the disk ends where the file does, and that can be changed.
@@ -114,6 +116,16 @@ impl Luks {
     async fn append(&self, io: &Io, range: Range<u64>) -> Result<(), Error> {
         if !self.ends_with_file() {
             return Err(Error::Unsupported);
+        }
+        self.grows.store(true, Relaxed);
+        let (place, len) = (self.offset + range.start, range.end.saturating_sub(range.start));
+        // Before what others have here is used up.
+        match self.container.reserve(io, place, len).await {
+            Ok(()) | Err(Error::Unsupported) => {}
+            Err(error) => {
+                let _ = self.container.punch(io, place, len).await;
+                return Err(error);
+            }
         }
         let mut at = range.start;
         let mut bytes = vec![0; PIECE.min(range.end.saturating_sub(at)) as usize];
@@ -176,7 +188,10 @@ impl Image for Luks {
     }
 
     fn fork(&self) -> Box<dyn Image> {
-        Box::new(self.clone())
+        let mut own = self.clone();
+        // Who opens an image upon it reads as far as it reaches now.
+        own.info.size = own.size.load(Relaxed);
+        Box::new(own)
     }
 
     #[inline]
@@ -224,20 +239,28 @@ impl Image for Luks {
         if self.len.is_some() {
             return Ok(self.info.size);
         }
+        let known = self.size.load(Relaxed);
+        if self.grows.load(Relaxed) {
+            return Ok(known);
+        }
         let size =
             payload_of(self.container.present_len()?, self.offset, self.cipher.sector_size());
         // A write to an incomplete last block made the file longer, not the disk.
-        let known = self.size.load(Relaxed);
         let whole = known.next_multiple_of(self.info.request_alignment);
-        let grown_to_a_block = size > known && size <= whole;
-        Ok(if grown_to_a_block { known } else { size })
+        if size > known && size <= whole {
+            return Ok(known);
+        }
+        self.size.store(size, Relaxed);
+        Ok(size)
     }
 
     fn grow(&self, size: u64) -> Result<(), Error> {
-        if size > self.zeros_to.load(Relaxed) {
+        // It does not grow by itself, as a guest writes behind its end.
+        if size > self.zeros_to.load(Relaxed) || size <= self.size.load(Relaxed) {
             return Err(Error::Unsupported);
         }
         self.size.fetch_max(size, Relaxed);
+        self.grows.store(false, Relaxed);
         Ok(())
     }
 
@@ -248,7 +271,9 @@ impl Image for Luks {
     fn cut_to<'a>(&'a self, io: &'a Io, size: u64) -> Boxed<'a, Result<(), Error>> {
         Box::pin(async move {
             self.zeros_to.store(size, Relaxed);
-            self.cut(io, size).await
+            let end = self.cut(io, size).await;
+            self.grows.store(false, Relaxed);
+            end
         })
     }
 }

@@ -30,6 +30,8 @@ pub struct ResizeOptions {
     pub backing_size: Option<u64>,
     /// What exists of what is new. A raw external data file has all tables in any case.
     pub preallocation: Preallocation,
+    /// Refuse where a raw external data file is longer than the disk: what it holds there would be the disk's.
+    pub gains_zeros: bool,
 }
 
 /// Change the disk's size. `data` is the external data file, where the image has one.
@@ -65,7 +67,13 @@ pub async fn resize(
     let mut l1 = image.read_table(l1_offset, u64::from(l1_size)).await?;
     let before = l1.clone();
     let raw = image.header.autoclear & autoclear::DATA_FILE_RAW != 0;
-    let data_file = data.filter(|data| data.traits().regular && (raw || new < old));
+    let data_file = data.filter(|data| data.traits().regular && new < old);
+    if options.gains_zeros && raw && new > old && data.is_some_and(|data| data.len() > old) {
+        return Err(image.refused(format!(
+            "its raw data file is longer than its disk of {old} bytes, and what it holds there would show: shorten that \
+             file, or resize the image first"
+        )));
+    }
     let mut rewrite = Rewrite::of(&mut image).await?;
     resize_bitmaps(&mut rewrite, new).await?;
     if new < old {

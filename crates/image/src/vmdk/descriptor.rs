@@ -74,7 +74,10 @@ impl Descriptor {
                     return Err(DescriptorError::Parent);
                 }
                 Some(("cid", value)) => cid = u32::from_str_radix(value, 16).unwrap_or(0),
-                Some(("createtype", value)) => create_type = value.chars().take(64).collect(),
+                Some(("createtype", value)) => {
+                    // It is shown on terminals.
+                    create_type = value.chars().filter(|it| !it.is_control()).take(64).collect();
+                }
                 _ => {}
             }
             let access = line.split_whitespace().next().unwrap_or_default();

@@ -24,8 +24,10 @@ pub struct Facts {
 pub struct ExtentFacts {
     /// Bytes of the disk.
     pub size: u64,
-    /// The file it lies in; none of zeros alone.
+    /// The file it lies in, as the image names it; none of zeros alone.
     pub path: Option<PathBuf>,
+    /// Where that was found.
+    pub found: Option<PathBuf>,
     /// Bytes of that file.
     pub file_len: u64,
     /// Its kind as the descriptor names it; none where that lies within the extent.
@@ -71,6 +73,7 @@ fn extent(image: &Container, piece: &Piece, part: Option<&Part>) -> ExtentFacts 
     ExtentFacts {
         size: piece.len,
         path: file.map(|_| name),
+        found: file.map(|it| it.path().to_owned()),
         file_len: file.map_or(0, Container::len),
         kind: part.map(|it| it.kind.name()),
         grain,

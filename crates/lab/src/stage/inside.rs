@@ -263,9 +263,12 @@ impl Machine for Inside<'_> {
         let mounted = Mounted { place, before: RefCell::new(statistics(place)) };
         place.mark.begin();
         let measured = work(&mounted);
-        place.shell.run(&format!("umount {PLACE}"), LONG)?;
+        let unmounted = place.shell.run(&format!("umount {PLACE}"), LONG);
         self.passed.replace(passed(place, mounted.before.take()));
-        measured
+        // Where the work has failed it may be what is in the way of that.
+        let measured = measured?;
+        unmounted?;
+        Ok(measured)
     }
 }
 

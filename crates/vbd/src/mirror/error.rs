@@ -123,6 +123,10 @@ impl MirrorError {
     /// nothing tells.
     pub(crate) fn of_request(&self) -> Option<(bool, Error)> {
         match self {
+            // That does not get better.
+            MirrorError::Status { error: Error::Stopped, .. }
+            | MirrorError::Read { error: Error::Stopped, .. }
+            | MirrorError::Write { error: Error::Stopped, .. } => None,
             MirrorError::Status { error, .. } | MirrorError::Read { error, .. } => {
                 Some((false, *error))
             }
@@ -135,5 +139,20 @@ impl MirrorError {
 impl From<crate::job::Cancelled> for MirrorError {
     fn from(_: crate::job::Cancelled) -> MirrorError {
         MirrorError::Cancelled
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_stopped_is_not_tried_again() {
+        let write = |error| MirrorError::Write { offset: 0, len: 512, error };
+        assert_eq!(
+            write(Error::Os(libc::ENOSPC)).of_request(),
+            Some((true, Error::Os(libc::ENOSPC)))
+        );
+        assert_eq!(write(Error::Stopped).of_request(), None);
     }
 }

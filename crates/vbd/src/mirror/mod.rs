@@ -449,10 +449,13 @@ impl Work {
             self.job.set_left(left);
             let (few, held) = (left <= self.mirror.still_bytes, self.job.is_held());
             let waits = self.job.waits_to_finalize();
-            if few && !held && !waits && !self.was_refused.take() {
+            let was_refused = self.was_refused.take();
+            if few && !held && !waits && !was_refused {
                 return Ok(());
             }
-            if few {
+            if few && !held && !waits {
+                self.pace.nap(io).await?;
+            } else if few {
                 self.was_ready.set(held || self.was_ready.get());
                 self.job.set_phase(if held { Phase::Ready } else { Phase::Pending });
                 self.pace.nap(io).await?;
