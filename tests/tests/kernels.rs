@@ -58,8 +58,14 @@ fn serves_in_each_cache_mode(lab: &Lab) {
          truncate -s 8M /mnt/memory/disk
          serve a /mnt/memory/disk -f raw --cache writeback --nbd unix:/tmp/a.sock
          there_and_back raw /mnt/memory/disk
-         timeout 3 /tmp/ringtap serve /mnt/memory/disk -f raw --nbd unix:/tmp/a.sock 2>/tmp/said || true
-         grep -q -e 'try --cache writeback' -e 'INFO serving' /tmp/said
+         /tmp/ringtap serve /mnt/memory/disk -f raw --nbd unix:/tmp/a.sock 2>/tmp/said &
+         for i in $(seq 300); do
+             if grep -q -e 'try --cache writeback' -e 'INFO serving' /tmp/said; then break; fi
+             sleep 0.2
+         done
+         kill $! 2>/dev/null || true
+         wait $! || true
+         grep -q -e 'try --cache writeback' -e 'INFO serving' /tmp/said || { cat /tmp/said >&2; exit 1; }
          rm /mnt/memory/disk
          # Another way to each of these bytes.
          printf secret >/tmp/key
