@@ -11,11 +11,12 @@ use clap::{ArgMatches, Args};
 use ringtap_daemon::{Address, Announce, Config, ControlAt, Polling};
 
 use crate::args::Output;
+use crate::container::warn_of_lost_logs;
 use crate::folder::{folder, reader};
 use crate::log::{self, LogArgs};
 use crate::nbd::NbdArgs;
 use crate::sandbox::SandboxArgs;
-use crate::serve::{control_at, metrics, octal, warn_of_lost_logs};
+use crate::serve::{control_at, metrics, octal};
 
 /// Where the control socket is where nothing is said.
 pub(crate) const CONTROL: &str = "unix:/run/ringtap/control.sock";

@@ -3,6 +3,7 @@
 mod args;
 mod bound;
 mod checkpoint;
+mod container;
 mod copies;
 mod daemon;
 mod detach;

@@ -147,6 +147,18 @@ pub(crate) enum RestartLogName {
     Use,
     /// Leave the image as it is.
     Drop,
+    /// Decide as where nothing is said, and serve it also where no log can be kept of it.
+    Optional,
+}
+
+impl RestartLogName {
+    /// What becomes of one, and nothing else.
+    pub(crate) fn decision() -> impl clap::builder::TypedValueParser<Value = RestartLogName> {
+        let names = [RestartLogName::Use, RestartLogName::Drop];
+        let values = names.into_iter().filter_map(|name| name.to_possible_value());
+        PossibleValuesParser::new(values)
+            .map(|name| RestartLogName::from_str(&name, false).expect("one of these"))
+    }
 }
 
 impl From<RestartLogName> for ringtap_image::RestartChoice {
@@ -154,6 +166,7 @@ impl From<RestartLogName> for ringtap_image::RestartChoice {
         match name {
             RestartLogName::Use => ringtap_image::RestartChoice::Use,
             RestartLogName::Drop => ringtap_image::RestartChoice::Drop,
+            RestartLogName::Optional => ringtap_image::RestartChoice::Optional,
         }
     }
 }

@@ -1,6 +1,5 @@
 //! `ringtap serve`: the command line turned into a configuration, each option bound to its disk.
 
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -9,10 +8,11 @@ use ringtap_daemon::{
     Address, Announce, Config, ControlAt, Disk, Error, Keeping, OnError, Placed, Polling,
     Processors, QUEUES,
 };
-use ringtap_image::{CacheMode, Format, OpenOptions, RestartLog, Secret, SecretSource};
+use ringtap_image::{CacheMode, Format, OpenOptions, Secret, SecretSource};
 
 use crate::args::Output;
 use crate::bound::Bound;
+use crate::container::warn_of_lost_logs;
 use crate::folder::reader;
 use crate::limits::{DiskLimitArgs, NamedGroup};
 use crate::log::{self, LogArgs};
@@ -138,7 +138,7 @@ struct DiskArgs {
     l2_cache_size: Vec<u64>,
 
     /// What becomes of changes that a killed server left, where it cannot be told whether they belong to
-    /// the image as it is now [default: it is not opened]
+    /// the image as it is now [default: it is not opened]; optional: serve it also where no log can be kept of it
     #[arg(long, value_enum, value_name = "WHAT")]
     restart_log: Vec<RestartLogName>,
 
@@ -349,34 +349,6 @@ pub(crate) fn run(args: ServeArgs, matches: &ArgMatches) -> anyhow::Result<ExitC
     Ok(ExitCode::SUCCESS)
 }
 
-/// Say so where restart logs end with a container, though its guests may live on.
-pub(crate) fn warn_of_lost_logs() {
-    let folder = RestartLog::usual_folder();
-    let in_container = std::env::var_os("container").is_some()
-        || ["/.dockerenv", "/run/.containerenv", "/run/systemd/container"]
-            .iter()
-            .any(|sign| Path::new(sign).exists());
-    if in_container && !is_kept(&folder) {
-        tracing::warn!(
-            "restart logs lie in {}, which ends with this container: what is not flushed then is lost with \
-             it, though the guest may live on; give --state-dir a folder of the host that is on tmpfs",
-            folder.display()
-        );
-    }
-}
-
-/// Whether a folder is the operator's choice, or mounted into the container.
-fn is_kept(folder: &Path) -> bool {
-    let device = |path: &Path| std::fs::metadata(path).ok().map(|facts| facts.dev());
-    let mounted = folder.ancestors().take(2).any(|path| {
-        let above = path.parent().and_then(device);
-        device(path).is_some_and(|own| above.is_some_and(|above| above != own))
-            && path != Path::new("/run")
-            && path != Path::new("/dev/shm")
-    });
-    mounted || ringtap_image::has_folder()
-}
-
 /// What the command line asks for.
 pub(crate) fn config(args: ServeArgs, matches: &ArgMatches) -> Result<Config, Error> {
     let places: Vec<usize> = matches.indices_of("disk").into_iter().flatten().collect();
@@ -449,6 +421,7 @@ pub(crate) fn config(args: ServeArgs, matches: &ArgMatches) -> Result<Config, Er
                 bitmaps: std::mem::take(&mut bitmaps[i]),
                 table_memory: l2_cache_size[i].take(),
                 secret: source.map(|source| read_secret(path, &source)).transpose()?,
+                needs_log: true,
                 restart_log: restart_log[i].take().map(Into::into),
                 allow_discards: allow_discards[i].take().unwrap_or(false),
                 ..OpenOptions::default()

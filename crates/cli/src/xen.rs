@@ -8,10 +8,11 @@ use ringtap_daemon::{Address, Announce, Config, ControlAt, NbdLimits, Sandbox, X
 use ringtap_image::OpenOptions;
 
 use crate::args::Output;
+use crate::container::warn_of_lost_logs;
 use crate::daemon::make_folder;
 use crate::log::{self, LogArgs};
 use crate::names::{CacheName, RestartLogName};
-use crate::serve::{control_at, metrics, octal, warn_of_lost_logs};
+use crate::serve::{control_at, metrics, octal};
 
 /// What `ringtap xen` is told.
 #[derive(Debug, Args)]
@@ -31,7 +32,8 @@ pub(crate) struct XenArgs {
     data_file: Vec<PathBuf>,
 
     /// What becomes of changes that a killed server left, where it cannot be told whether they belong to
-    /// the image as it is now, of every disk whose target does not say it [default: it is not opened]
+    /// the image as it is now, of every disk whose target does not say it [default: it is not opened];
+    /// optional: serve it also where no log can be kept of it
     #[arg(long, value_enum, value_name = "WHAT")]
     restart_log: Option<RestartLogName>,
 

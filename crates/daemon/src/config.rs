@@ -96,7 +96,7 @@ impl Disk {
     pub fn new(path: impl Into<PathBuf>, options: OpenOptions) -> Disk {
         Disk {
             path: path.into(),
-            options,
+            options: OpenOptions { needs_log: true, ..options },
             name: String::new(),
             nbd: vec![],
             vhost_user: vec![],

@@ -67,6 +67,7 @@ fn restart_log(option: &str) -> Option<RestartChoice> {
     match option.strip_prefix("restart-log=")? {
         "use" => Some(RestartChoice::Use),
         "drop" => Some(RestartChoice::Drop),
+        "optional" => Some(RestartChoice::Optional),
         _ => None,
     }
 }

@@ -199,7 +199,9 @@ impl Toolstack {
             // Heeded here alone: what was chosen for one disk in doubt is not to void a log that is sound, of
             // another or of the same disk when it is attached the next time.
             Err(Error::Open(
-                OpenError::RestartLogInDoubt { .. } | OpenError::RestartLogMissing { .. },
+                OpenError::RestartLogInDoubt { .. }
+                | OpenError::RestartLogMissing { .. }
+                | OpenError::NoRestartLog { .. },
             )) if choice.is_some() => {
                 disk.options.restart_log = choice;
                 let opened = device(&disk, wanted.name, &self.wrap);

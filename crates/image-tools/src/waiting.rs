@@ -24,7 +24,7 @@ pub fn waits_for_nothing(
             Ok(())
         }
         Some(left) => Err(Error::Refused(format!(
-            "{}: {} that are not in the image: {remedy}",
+            "{}: {}, which the image does not have yet: {remedy}",
             path.display(),
             left.told()
         ))),

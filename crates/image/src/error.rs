@@ -183,7 +183,7 @@ pub enum OpenError {
     /// It cannot be told whether what a killed server left belongs to the image as it is.
     #[error(
         "cannot open {}: a killed server left {told} not yet written to it, and whether it still is the \
-         image that this was noted for cannot be told: {why}; --restart-log use takes them up, \
+         image that this was noted for cannot be told: {why}; --restart-log use takes that up, \
          --restart-log drop leaves the image as it is (ringtap check does either, too)",
         path.display()
     )]
@@ -198,8 +198,8 @@ pub enum OpenError {
     /// The changes that a killed server left are not to be found.
     #[error(
         "cannot open {}: a server of it was killed since the machine was started, and its restart log is \
-         not in {}: what its guest had not flushed would be lost; open it as the user who served it, with \
-         the same /run or --state-dir, or give it up with --restart-log drop (ringtap check does that, too)",
+         not in {}, or is there of a file system that had another device number: what its guest had not flushed would \
+         be lost; open it as the user who served it, with the same /run or --state-dir, mounted from the same device, or give it up with --restart-log drop (ringtap check does that, too)",
         path.display(),
         folder.display()
     )]
@@ -208,6 +208,23 @@ pub enum OpenError {
         path: PathBuf,
         /// Where logs are looked for.
         folder: PathBuf,
+    },
+    /// A server of the image needs a restart log, and there cannot be one.
+    #[error(
+        "cannot open {} to serve it: there is no room in {} for its restart log, or none may be made there: {source}; \
+         without it a killed server loses what its guest has not flushed; make room, name another folder on tmpfs with \
+         --state-dir, have each write stable before it is acknowledged with --cache writethrough, or do without the log \
+         with --restart-log optional",
+        path.display(),
+        folder.display()
+    )]
+    NoRestartLog {
+        /// The image.
+        path: PathBuf,
+        /// Where logs are kept.
+        folder: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
     },
     /// The header of a qcow2 image is wrong, or says what is not supported.
     #[error("cannot open {} as qcow2: {source}", path.display())]

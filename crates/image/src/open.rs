@@ -44,12 +44,23 @@ pub struct OpenOptions {
     pub allow_discards: bool,
     /// Keep no restart log: who writes this image begins anew after a kill.
     pub no_restart_log: bool,
+    /// Do not open the image for writing where no restart log can be kept of what a flush has yet to make stable, unless each
+    /// write makes it so, or [`RestartChoice::Optional`] was chosen. As servers do.
+    pub needs_log: bool,
     /// What becomes of a restart log of which it cannot be told whether it belongs to the image.
     pub restart_log: Option<RestartChoice>,
     /// Write to the image though its disk goes on in another.
     pub succeeded: bool,
     /// Nobody will look at the image's data: what is encrypted stays locked.
     pub tables_only: bool,
+}
+
+impl OpenOptions {
+    pub(crate) fn needs_log(&self) -> bool {
+        self.needs_log
+            && !self.cache.writethrough()
+            && self.restart_log != Some(RestartChoice::Optional)
+    }
 }
 
 /// Open `disk`: a path, or `null:SIZE` with a size in bytes or like 10G.

@@ -126,19 +126,24 @@ impl RestartLog {
         Ok(log)
     }
 
-    /// The log of the image that is about to be written to in a container; none, and a warning, where
-    /// there cannot be one: a killed server then loses what was not flushed.
+    /// The log of the image that is about to be written to in a container; where there cannot be one, a killed
+    /// server loses what was not flushed: an error where `needed`, else none and a warning.
     ///
     /// # Errors
-    /// Where there is one already that cannot be read.
-    pub fn beside(container: &Container, capacity: u64) -> Result<Option<RestartLog>, OpenError> {
-        RestartLog::beside_in(&RestartLog::usual_folder(), container, capacity)
+    /// Also where there is one already that cannot be read.
+    pub fn beside(
+        container: &Container,
+        capacity: u64,
+        needed: bool,
+    ) -> Result<Option<RestartLog>, OpenError> {
+        RestartLog::beside_in(&RestartLog::usual_folder(), container, capacity, needed)
     }
 
     fn beside_in(
         folder: &Path,
         container: &Container,
         capacity: u64,
+        needed: bool,
     ) -> Result<Option<RestartLog>, OpenError> {
         let open = container.open_file().filter(|_| !container.traits().read_only);
         let Some((open, stat)) = open.and_then(|open| Some((open, rustix::fs::fstat(open).ok()?)))
@@ -161,6 +166,10 @@ impl RestartLog {
             Err(error) => {
                 if !was_there {
                     let _ = fs::remove_file(&log);
+                }
+                if needed {
+                    let (path, folder) = (path.to_owned(), folder.to_owned());
+                    return Err(OpenError::NoRestartLog { path, folder, source: error });
                 }
                 tracing::warn!(
                     "no restart log for {}: {error}; what is not flushed would not outlive a killed \
@@ -297,11 +306,11 @@ impl RestartLog {
         self.standing = match (&self.standing, choice) {
             (_, Some(RestartChoice::Use)) => Standing::Same,
             (_, Some(RestartChoice::Drop)) => Standing::Other("that was asked for".into()),
-            (Standing::Unknown(why), None) => {
+            (Standing::Unknown(why), None | Some(RestartChoice::Optional)) => {
                 let (path, why, told) = (path.to_owned(), why.clone(), left.told());
                 return Err(OpenError::RestartLogInDoubt { path, told, why });
             }
-            (known, None) => known.clone(),
+            (known, None | Some(RestartChoice::Optional)) => known.clone(),
         };
         if let Standing::Other(why) = &self.standing {
             tracing::warn!(

@@ -130,3 +130,25 @@ fn a_container_that_takes_restart_logs_with_it_is_told_at_the_start() {
         assert_eq!(is_told, told, "{state_dir}: {said}");
     }
 }
+
+/// Without any sign of its manager's, as containerd leaves none.
+#[test]
+fn a_namespace_of_processes_is_a_container() {
+    let dir = folder();
+    // A root without hidden files, so that signs of a container that the test itself runs in are not seen.
+    let in_bare_root = "mount -t tmpfs none \"$0\" && for e in /*; do \
+        if [ -L \"$e\" ]; then cp -P \"$e\" \"$0$e\"; \
+        elif [ -d \"$e\" ]; then mkdir \"$0$e\" && mount --rbind \"$e\" \"$0$e\"; fi; done; \
+        exec chroot \"$0\" \"$@\"";
+    fs::create_dir(dir.path().join("root")).expect("a folder");
+    for (namespace, told) in [("--pid", true), ("--uts", false)] {
+        let mut command = Command::new("unshare");
+        command.env_remove("container").env_remove("KUBERNETES_SERVICE_HOST");
+        command.args(["--mount", namespace, "--fork", "sh", "-c", in_bare_root]);
+        command.arg(dir.path().join("root")).arg(ringtap()).args(["serve", "--sandbox", "off"]);
+        command.args(["--nbd", "unix:/run/none.sock", "-f", "raw", "/none.raw"]);
+        let said = Running::start(command).wait().failed(1);
+        assert!(said.contains("none.raw"), "{said}");
+        assert_eq!(said.contains("ends with this container"), told, "{namespace}: {said}");
+    }
+}

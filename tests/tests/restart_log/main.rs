@@ -3,6 +3,7 @@
 
 mod data_file;
 mod devices;
+mod full;
 mod missing;
 mod verbs;
 
@@ -234,10 +235,11 @@ fn warnings(said: &str) -> Vec<&str> {
 enum Back {
     Shell(&'static str),
     QemuIo,
+    QemuImg,
 }
 
 /// Commands with the copy and the image to be put in.
-const WAYS: [(&str, Back); 12] = [
+const WAYS: [(&str, Back); 13] = [
     ("cp", Back::Shell("cp copy image")),
     ("cp -p", Back::Shell("cp -p copy image")),
     ("cp --reflink", Back::Shell("cp --reflink=auto copy image")),
@@ -252,6 +254,7 @@ const WAYS: [(&str, Back); 12] = [
     ("a clock set back", Back::Shell("cp copy image && touch -d '1 hour ago' image")),
     ("a clock set forward", Back::Shell("cp copy image && touch -d '1 hour' image")),
     ("qemu-io", Back::QemuIo),
+    ("qemu-img", Back::QemuImg),
     ("scp -p", Back::Shell("cp copy image; touch -d @$(stat -c %Y copy) image")),
 ];
 
@@ -265,6 +268,14 @@ fn put_back(case: &Case, back: Back) {
         Back::QemuIo => {
             let write = ["-f", case.format.name(), "-c", "write -P 77 3M 64k", plain(&image)];
             ok("qemu-io", "qemu-utils", &write);
+        }
+        Back::QemuImg if case.format == Format::Vpc => {
+            let (copy, vpc) = (case.path("copy"), ["-f", "vpc", "-O", "vpc"]);
+            let words = [&["convert", "-n"], &vpc[..], &[plain(&copy), plain(&image)]].concat();
+            ok("qemu-img", "qemu-utils", &words);
+        }
+        Back::QemuImg => {
+            ok("qemu-img", "qemu-utils", &["snapshot", "-c", "between", plain(&image)]);
         }
     }
 }
@@ -304,8 +315,10 @@ fn on(kind: &str) {
     let set_up = file_system(kind);
     for format in [Format::Overlay, Format::Version2, Format::Vpc] {
         for (number, (name, back)) in WAYS.into_iter().enumerate() {
-            let (before, after) = (number % 2 == 0, number % 3 == 0);
-            let cache = if number % 4 < 2 { "writeback" } else { "none" };
+            // Each format meets another mixture of them.
+            let mixed = number + format as usize;
+            let (before, after) = (mixed % 2 == 0, mixed % 3 == 0);
+            let cache = if mixed % 4 < 2 { "writeback" } else { "none" };
             let cache = if kind == "tmpfs" { "writeback" } else { cache };
             let mut case = Case::new(set_up.folder(), format, cache);
             case.killed(before, after, &["cp", "-p"]);
@@ -415,10 +428,17 @@ fn during_a_write(set_up: &SetUp, format: Format, kind: &str) {
 
 /// A snapshot of the folder takes its place: the image has the same inode number there.
 fn rolled_back(set_up: &SetUp) {
-    for deleted in [false, true] {
+    for (format, deleted) in [
+        (Format::Overlay, false),
+        (Format::Overlay, true),
+        (Format::Version2, false),
+        (Format::Version2, true),
+        (Format::Vpc, false),
+        (Format::Vpc, true),
+    ] {
         let volume = set_up.folder().join("volume");
         ok("btrfs", "btrfs-progs", &["subvolume", "create", plain(&volume)]);
-        let mut case = Case::new(&volume, Format::Overlay, "writeback");
+        let mut case = Case::new(&volume, format, "writeback");
         let server = case.serve(&[]);
         let client = &mut Client::start(&case.socket());
         case.write(client, 0..4, 0xa1, false);
@@ -434,7 +454,7 @@ fn rolled_back(set_up: &SetUp) {
         if deleted {
             ok("btrfs", "btrfs-progs", &["subvolume", "delete", plain(&old)]);
         }
-        reads_as_it_is(&case, "btrfs, rolled back");
+        reads_as_it_is(&case, &format!("btrfs, {format:?}, rolled back, deleted: {deleted}"));
         drop(case);
         for volume in [&volume, &old].into_iter().filter(|volume| volume.exists()) {
             ok("btrfs", "btrfs-progs", &["subvolume", "delete", plain(volume)]);

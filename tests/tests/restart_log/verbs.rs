@@ -32,7 +32,7 @@ fn every_verb_tells_the_truth() {
         let published = case.ringtap(&["publish", "-q", plain(&image), plain(&shown)]);
         assert_eq!(published.status.code(), Some(1), "{published:?}");
         let said = String::from_utf8_lossy(&published.stderr);
-        assert!(said.contains("that are not in the image"), "{published:?}");
+        assert!(said.contains("which the image does not have yet"), "{published:?}");
         assert_eq!(fs::read_dir(&shown).expect("a folder").count(), 0);
         let map = case.ringtap(&["map", "-f", name, "--output", "json", plain(&image)]);
         let map: serde_json::Value = serde_json::from_slice(&map.stdout).expect("JSON");
@@ -171,6 +171,26 @@ fn what_is_not_used_of_a_log_is_said() {
         let check = case.ringtap(&["check", "-f", format.name(), plain(&image)]);
         let said = String::from_utf8_lossy(&check.stderr);
         assert!(said.contains("not used"), "{format:?}: {check:?}");
+        let (image, name) = (plain(&image), format.name());
+        for words in [
+            ["map", "-f", name, image].as_slice(),
+            &["measure", "-f", name, "-O", "raw", image],
+            &["compare", "-f", name, "-F", "raw", image, plain(&raw)],
+            &[
+                "dd",
+                "-f",
+                name,
+                "-O",
+                "raw",
+                &format!("if={image}"),
+                &format!("of={}", plain(&case.path("dd"))),
+            ],
+            &["bench", "-f", name, "-c", "1", image],
+        ] {
+            let end = case.ringtap(words);
+            let said = String::from_utf8_lossy(&end.stderr);
+            assert!(said.contains("not used"), "{format:?}, {words:?}: {end:?}");
+        }
     }
 }
 

@@ -262,6 +262,28 @@ fn units_start_under_systemd_and_come_back_after_a_crash() {
     );
     assert!(said.contains("serving") && !said.contains("WARN"), "{said}");
     let said = lab.run_inside(
+        "all disks in one server",
+        "unit=ringtap-daemon.service
+         mkdir -p /etc/ringtap/disks.d
+         echo 'OPTIONS=--metrics unix:/run/ringtap/metrics.sock' >/etc/ringtap/ringtap-daemon.conf
+         /usr/local/bin/ringtap create -q -f qcow2 /srv/folder.qcow2 64M
+         printf 'image = \"/srv/folder.qcow2\"\nformat = \"qcow2\"\nnbd = \"unix:/run/ringtap/folder.nbd\"\n' \
+             >/etc/ringtap/disks.d/folder.toml
+         begin $unit
+         sandboxed $unit
+         uri='nbd+unix:///?socket=/run/ringtap/folder.nbd'
+         nbdcopy /tmp/data \"$uri\"
+         crash $unit
+         nbdcopy \"$uri\" /tmp/back
+         cmp -n 8388608 /tmp/data /tmp/back
+         [ -S /run/ringtap/metrics.sock ]
+         /usr/local/bin/ringtap disk list
+         systemctl stop $unit
+         [ ! -e /run/ringtap/folder.nbd ]
+         said",
+    );
+    assert!(said.contains("folder"), "{said}");
+    let said = lab.run_inside(
         "of another user",
         "unit=ringtap@user.service
          mkdir /etc/systemd/system/$unit.d

@@ -40,7 +40,7 @@ pub(crate) struct CheckArgs {
 
     /// Take up or drop what a killed server left, and then look at the image: where it cannot be told
     /// whether it belongs to the image as it is now, someone must say
-    #[arg(long, value_enum, value_name = "WHAT", conflicts_with = "force_share")]
+    #[arg(long, value_parser = RestartLogName::decision(), value_name = "WHAT", conflicts_with = "force_share")]
     restart_log: Option<RestartLogName>,
 
     /// How to print it; json has the fields of `qemu-img check`

@@ -47,7 +47,7 @@ words! {
 
 words! {
     /// What becomes of a restart log that is in doubt.
-    enum LogChoice { "use" Use, "drop" Drop }
+    enum LogChoice { "use" Use, "drop" Drop, "optional" Optional }
 }
 
 arguments! {
@@ -198,6 +198,7 @@ fn log_choice(choice: Option<LogChoice>) -> Option<RestartChoice> {
     choice.map(|choice| match choice {
         LogChoice::Use => RestartChoice::Use,
         LogChoice::Drop => RestartChoice::Drop,
+        LogChoice::Optional => RestartChoice::Optional,
     })
 }
 

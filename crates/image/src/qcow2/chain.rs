@@ -158,7 +158,10 @@ async fn open_layer(io: &Io, place: &Place, options: &mut OpenOptions) -> Result
         RestartLog::forget(&container);
         (None, None)
     } else if writable {
-        (RestartLog::beside(&container, RESTART_RECORDS)?, RestartLog::whose(&container))
+        (
+            RestartLog::beside(&container, RESTART_RECORDS, options.needs_log())?,
+            RestartLog::whose(&container),
+        )
     } else if of_snapshot || !RestartLog::is_heeded(&container, options, RESTART_RECORDS) {
         (None, None)
     } else {

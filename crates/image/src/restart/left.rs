@@ -10,6 +10,8 @@ pub enum RestartChoice {
     Use,
     /// Drop it.
     Drop,
+    /// Decide as where nobody chose, and write to the image also where no log can be kept.
+    Optional,
 }
 
 /// What a server before us left.
@@ -45,18 +47,18 @@ impl LeftBehind {
 
     /// What it is, in words.
     pub fn told(&self) -> String {
-        let count = match self.changes {
-            1 => "a change".to_owned(),
-            count => format!("{count} changes"),
+        let (count, are, they) = match self.changes {
+            1 => ("a change".to_owned(), "is", "it is"),
+            count => (format!("{count} changes"), "are", "they are"),
         };
         match &self.standing {
             None => "a killed server left changes that are not to be found here".to_owned(),
             Some(Standing::Same) => format!("a killed server left {count}"),
             Some(Standing::Other(why)) => {
-                format!("a killed server left {count} that are not the image's: {why}")
+                format!("a killed server left {count} that {are} not the image's: {why}")
             }
             Some(Standing::Unknown(why)) => format!(
-                "a killed server left {count} of which it cannot be told whether they are the image's: {why}"
+                "a killed server left {count} of which it cannot be told whether {they} the image's: {why}"
             ),
         }
     }

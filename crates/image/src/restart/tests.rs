@@ -45,7 +45,7 @@ fn a_log_that_was_never_begun_is_removed() {
     let options =
         crate::OpenOptions { cache: crate::CacheMode::Writeback, ..crate::OpenOptions::default() };
     let container = Container::open(image.path(), &options).expect("an image");
-    let open = || RestartLog::beside(&container, 10).expect("opened").expect("a log");
+    let open = || RestartLog::beside(&container, 10, false).expect("opened").expect("a log");
     let log = open();
     let path = log.path.clone().expect("a file");
     assert!(path.exists());
@@ -68,7 +68,7 @@ fn a_log_that_cannot_be_read_is_no_reason_to_go_on_without_it() {
     let options =
         crate::OpenOptions { cache: crate::CacheMode::Writeback, ..crate::OpenOptions::default() };
     let container = Container::open(image.path(), &options).expect("an image");
-    let beside = || RestartLog::beside_in(folder.path(), &container, 10);
+    let beside = || RestartLog::beside_in(folder.path(), &container, 10, false);
     let log = beside().expect("opened").expect("a log");
     log.start(7);
     note(&log, 0..3);

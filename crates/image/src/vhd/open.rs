@@ -100,7 +100,7 @@ pub async fn settle(
     container: &Container,
     choice: Option<RestartChoice>,
 ) -> Result<(), OpenError> {
-    let mut restart = RestartLog::beside(container, RESTART_RECORDS)?;
+    let mut restart = RestartLog::beside(container, RESTART_RECORDS, false)?;
     Said::beside(container, restart.as_ref()).heed(container, choice)?;
     if let Some(log) = &mut restart {
         log.decide(choice)?;
@@ -203,7 +203,9 @@ fn open_link<'a>(
             RestartLog::forget(&container);
             None
         } else if writes {
-            RestartLog::beside(&container, RESTART_RECORDS)?
+            // A fixed one has no tables.
+            let needed = layout.sparse.is_some() && options.needs_log();
+            RestartLog::beside(&container, RESTART_RECORDS, needed)?
         } else if !heeded {
             // What is being served has a log that goes on changing.
             None

@@ -1,0 +1,56 @@
+//! No room for a restart log: what a guest was told is written is not left to luck.
+
+use ringtap_tests::{ok, plain};
+
+use crate::{Case, Client, Format, file_system_of, warnings};
+
+fn is_not_served_without_a_log(format: Format) {
+    let full = file_system_of(1, "tmpfs", &[], "");
+    let within = tempfile::tempdir().expect("a folder");
+    std::fs::set_permissions(full.folder(), std::os::unix::fs::PermissionsExt::from_mode(0o700))
+        .expect("this user's alone");
+    let filler = "head -c 2M /dev/zero > \"$0/filler\" || true";
+    ok("sh", "dash", &["-c", filler, plain(full.folder())]);
+    let here = ["--state-dir", plain(full.folder())];
+    let mut case = Case::new(within.path(), format, "writeback");
+    let (image, socket) = (case.image(), format!("unix:{}", plain(&case.socket())));
+    let refused = case.ringtap(
+        &[&["serve", plain(&image), "-f", format.name(), "--nbd", &socket], &here[..]].concat(),
+    );
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert_eq!(refused.status.code(), Some(1), "{format:?}: {said}");
+    for way in ["--restart-log optional", "--cache writethrough", "--state-dir", "No space left"] {
+        assert!(said.contains(way), "{format:?}, {way}: {said}");
+    }
+    // Reading needs none.
+    let (found, said) = case.read(case.serve(&[&here[..], &["--read-only"]].concat()));
+    assert!(found == case.disk && warnings(&said).is_empty(), "{format:?}: {said}");
+    // Nor do writes that are stable before they are acknowledged.
+    case.cache = "writethrough";
+    let server = case.serve(&here);
+    let mut client = Client::start(&case.socket());
+    case.write(&mut client, 0..4, 0xa1, false);
+    drop(client);
+    case.kill(server);
+    assert!(case.by_qemu(&case.image()) == case.disk, "{format:?}: lost");
+    // And whoever wants it so has it so.
+    case.cache = "writeback";
+    let server = case.serve(&[&here[..], &["--restart-log", "optional"]].concat());
+    let mut client = Client::start(&case.socket());
+    case.write(&mut client, 4..8, 0xa2, true);
+    drop(client);
+    let said = server.stop();
+    assert!(said.contains("no restart log for"), "{format:?}: {said}");
+    assert!(case.by_qemu(&case.image()) == case.disk, "{format:?}");
+}
+
+#[test]
+fn qcow2_is_not_served_without_a_log() {
+    is_not_served_without_a_log(Format::Overlay);
+    is_not_served_without_a_log(Format::Version2);
+}
+
+#[test]
+fn a_dynamic_vhd_is_not_served_without_a_log() {
+    is_not_served_without_a_log(Format::Vpc);
+}
