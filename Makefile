@@ -54,34 +54,37 @@ deny:
 	@export PATH=$$PATH:$(TARGET)/tools/bin; if $(CARGO) deny fetch db 2>/dev/null; \
 	    then $(CARGO) deny check --disable-fetch advisories; else echo "advisories: their list on github.com is out of reach"; fi
 
-# Tests wait for disks and guests more than they compute.
-THREADS ?= $(shell echo $$(($$(nproc) + 1)))
-# Programs whose work is done in guests, which leave processors idle: two of them at a time, after all others.
-GUESTS := ublk kernels units xen thin
+# Two programs of tests at a time, for they wait for disks and guests as much as they compute: those that take longest first, what is left
+# all in one. Output comes program by program.
+THREADS ?= $(shell nproc)
+LONGEST := end_to_end report xen rbd snapshot formats images upgrade units ublk kernels migration restart_log objects control thin cli panic qemu stores
 TEST_PROGRAMS := $(sort $(basename $(notdir $(wildcard */tests/*.rs */tests/tests/*.rs crates/*/tests/*.rs) \
     $(patsubst %/main.rs,%,$(wildcard */tests/*/main.rs crates/*/tests/*/main.rs)))))
 CARGO_TEST := $(CARGO) test --workspace --locked
+SHOW := --show-output --test-threads $(THREADS)
 test:
 	scripts/setup.sh test
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
 	$(CARGO_TEST) --no-run
-	set -o pipefail; $(MAKE) --no-print-directory programs | scripts/skips.sh tests/skips.txt
-	$(MAKE) --no-print-directory -j 2 --output-sync threads models
+	set -o pipefail; $(MAKE) --no-print-directory -j 2 --output-sync programs | scripts/skips.sh tests/skips.txt
 	scripts/check-docs.sh $(TARGET)/debug/ringtap
 
-.PHONY: programs threads
-programs:
-	$(CARGO_TEST) --lib --bins $(patsubst %,--test %,$(filter-out $(GUESTS),$(TEST_PROGRAMS))) -- --show-output --test-threads $(THREADS)
-	$(CARGO_TEST) --doc -- --show-output
-	$(MAKE) --no-print-directory -j 2 --output-sync $(GUESTS:%=guests-%)
+.PHONY: programs others examples threads
+programs: others models threads $(LONGEST:%=program-%) examples
 
-guests-%:
-	$(CARGO_TEST) --test $* -- --show-output --test-threads $(THREADS)
+others:
+	$(CARGO_TEST) --lib --bins $(patsubst %,--test %,$(filter-out $(LONGEST),$(TEST_PROGRAMS))) -- $(SHOW)
+
+program-%:
+	$(CARGO_TEST) --test $* -- $(SHOW)
+
+examples:
+	$(CARGO_TEST) --doc -- --show-output
 
 threads:
-	set -o pipefail; RINGTAP_IO=threads $(CARGO_TEST) --test vhost_user --test fuse --test restart_log --test idle --test nbd --test stores -- --show-output --test-threads $(THREADS) --skip on_xfs --skip on_btrfs --skip on_tmpfs --skip silent | scripts/skips.sh tests/skips.txt
+	RINGTAP_IO=threads $(CARGO_TEST) --test vhost_user --test fuse --test restart_log --test idle --test nbd --test stores -- $(SHOW) --skip on_xfs --skip on_btrfs --skip on_tmpfs --skip silent
 
 FORMATS ?=
 iotests:
