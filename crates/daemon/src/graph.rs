@@ -115,15 +115,32 @@ impl Running {
         user.map(Served::node)
     }
 
-    /// The disk that this one was opened upon, where guests may write to it.
-    pub(crate) fn written_below(&self, disk: DiskId) -> Option<&str> {
-        let upon = self.disks.get(&disk)?.ties.upon.filter(|upon| self.is_written(*upon))?;
-        self.disks.get(&upon).map(Served::node)
+    /// The disks that this one was opened upon, from the nearest on.
+    fn all_below(&self, disk: DiskId) -> impl Iterator<Item = DiskId> + '_ {
+        let next = |disk: &DiskId| self.disks.get(disk)?.ties.upon;
+        std::iter::successors(next(&disk), next)
     }
 
-    /// Whether guests may write to a disk.
+    /// A disk that this one was opened upon, be it by way of others, where guests may write to that.
+    pub(crate) fn written_below(&self, disk: DiskId) -> Option<&str> {
+        let written = self.all_below(disk).find(|below| self.is_written(*below))?;
+        self.disks.get(&written).map(Served::node)
+    }
+
+    /// A disk that was opened upon this one, be it by way of others, and that clients see or a job is at work on.
+    pub(crate) fn reader_of(&self, disk: DiskId) -> Option<&str> {
+        let reads = |other: DiskId| self.is_shown(other) || self.pending.changing.contains(&other);
+        let mut readers = self
+            .disks
+            .iter()
+            .filter(|(id, _)| reads(**id) && self.all_below(**id).any(|below| below == disk));
+        readers.next().map(|(_, served)| served.node())
+    }
+
+    /// Whether guests may write to a disk, or are about to.
     pub(crate) fn is_written(&self, disk: DiskId) -> bool {
-        self.exports.iter().any(|export| export.disk == disk && export.writable)
+        let coming = self.pending.exports.iter().any(|(_, of)| *of == disk);
+        coming || self.exports.iter().any(|export| export.disk == disk && export.writable)
     }
 
     /// The file of the image that has that name.

@@ -5,8 +5,8 @@ use std::os::unix::net::UnixStream;
 
 use rustix::process::Signal;
 
-use crate::program::{Running, python};
-use crate::served::Server;
+use crate::program::{Running, program, python};
+use crate::served::{Server, command};
 use crate::{disk, folder, nbdinfo, qemu_io, run};
 
 #[test]
@@ -67,4 +67,32 @@ fn sockets_speak_tls_as_they_are_told() {
     assert!(said.contains("TLS with an NBD client (127.0.0.1) failed"), "{said}");
     let wrong = run(dir.path(), "serve a.raw -f raw --nbd unix:b.sock --tls-dir client");
     assert!(wrong.failed(1).contains("client/server-cert.pem"));
+}
+
+/// Zeros that are written as bytes, and in pieces: each piece is stable before the answer.
+#[test]
+fn zeroes_with_fua_are_stable_on_both_sides_of_a_gibibyte() {
+    let dir = folder();
+    let path = dir.path();
+    std::fs::write(path.join("key"), "secret").expect("a file");
+    let make = "create -q -f luks -o iter-time=10 a.luks 1025M --target-secret file:key";
+    run(path, make).ok();
+    let serve = "a.luks -f luks --secret file:key --cache none --nbd unix:s --sandbox off";
+    let server = command(path, serve);
+    let mut traced = program("strace", "strace");
+    let calls = "trace=pwrite64,pwritev,pwritev2,fdatasync,fsync";
+    traced
+        .current_dir(path)
+        .args(["-D", "-f", "-o", "calls", "-e", calls])
+        .arg(server.get_program());
+    traced.args(server.get_args()).env("RINGTAP_IO", "threads");
+    let server = Server::started(traced);
+    let zeroes = format!("write -z -f {} 16k", (1u64 << 30) - 8192);
+    qemu_io(path, &server.uri(0), &zeroes).wait().ok();
+    server.stop().ok();
+    let calls = std::fs::read_to_string(path.join("calls")).expect("its calls");
+    let all: Vec<&str> = calls.lines().collect();
+    let last = all.iter().rposition(|line| line.contains("pwrite") && !line.contains("RWF_DSYNC"));
+    let synced = all.iter().rposition(|line| line.contains("sync("));
+    assert!(calls.contains("pwrite") && (last.is_none() || synced > last), "{calls}");
 }

@@ -20,6 +20,7 @@ mod protocol;
 mod tls;
 mod top;
 mod verbs;
+mod written;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -305,6 +305,14 @@ impl BlockdevMirror {
                 self.target
             )));
         }
+        if to.vbd.cache().flushes() && !from.vbd.cache().flushes() {
+            return Err(Refusal::new(format!(
+                "Node '{}' has cache.no-flush, and its flushes would go on being dropped in '{}', which has not: open both \
+                 alike",
+                from.node(),
+                self.target
+            )));
+        }
         let blocking = self.copy_mode == Some(CopyMode::WriteBlocking);
         if blocking && self.max_slowdown.is_some() {
             return Err(Refusal::new(

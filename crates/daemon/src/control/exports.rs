@@ -13,7 +13,7 @@ use super::table::Command;
 use crate::QUEUES;
 use crate::handed::Handed;
 use crate::plan::{self, listen};
-use crate::running::{DiskId, Export, Running, Served, ServerId, Then};
+use crate::running::{DiskId, Export, Running, ServerId, Then};
 use crate::socket::{self, SocketFile};
 use crate::start::{Lone, NbdSocket};
 use crate::transports::Transport;
@@ -154,17 +154,15 @@ impl AddExport {
                 "Permission conflict on node '{node}': it would be written to, and '{user}' lies upon it"
             ))
         };
-        if let Some(upon) = served.ties.upon.filter(|upon| running.is_written(*upon)) {
-            let below = running.disks.get(&upon).map(Served::node).unwrap_or_default();
+        if let Some(below) = running.written_below(disk) {
             return conflict(below, node);
         }
-        let user = || {
-            let lies_upon = |other: &&Served| other.ties.upon == Some(disk);
-            let shown = |(id, other): (&DiskId, _)| running.is_shown(*id).then_some(other);
-            running.disks.iter().filter_map(shown).find(lies_upon)
-        };
-        if let Some(user) = if writable { user() } else { None } {
-            return conflict(node, user.node());
+        if let Some(user) = running.reader_of(disk).filter(|_| writable) {
+            return conflict(node, user);
+        }
+        // What a moment of a backup shows, who writes the copy does not change.
+        if running.pending.targets.contains(&disk) && (writable || served.moment.is_none()) {
+            return refuse(format!("Node '{node}' is in use: a job writes to it"));
         }
         if let Some(user) =
             running.user_of_disk(disk).filter(|_| running.pending.changing.contains(&disk))

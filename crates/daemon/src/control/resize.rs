@@ -70,6 +70,10 @@ impl Command for Resize {
                 format!("Node '{}' is being changed, or a job is at work on it", served.node());
             return reply.give(Err(Refusal::new(why)));
         }
+        if let Some(user) = running.user_of_disk(id) {
+            let why = format!("Node '{}' is in use: '{user}' lies upon it", served.node());
+            return reply.give(Err(Refusal::new(why)));
+        }
         running.pending.changing.insert(id);
         let begun = running.in_time("resize", move || -> Then {
             let work = || {

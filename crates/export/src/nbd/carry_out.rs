@@ -113,9 +113,8 @@ impl Connection {
         loop {
             let piece = (offset / PIECE + 1).saturating_mul(PIECE).min(end);
             let (len, last) = (piece - offset, piece == end);
-            // What the last one makes stable includes what came before.
-            let fua = header.fua() && last;
-            let request = Request { kind, offset, len, mem: Mem::EMPTY, fua };
+            // A write that is stable itself makes nothing before it so.
+            let request = Request { kind, offset, len, mem: Mem::EMPTY, fua: header.fua() };
             self.vbd.serve(&self.io, request).await?;
             if last {
                 return Ok(());
