@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ringtap_io::{File, Wall, Witness};
 
+use crate::End;
 use crate::medium::{Bad, Cell, Kind, Lacks, Medium, Style};
 use crate::pipe::{Event, Socket};
 use crate::versions::OpId;
@@ -388,6 +389,14 @@ impl Disk {
         };
         if let Some(medium) = medium {
             medium.outcomes(|sector, cell| each(sector, Cell::bytes(cell)));
+        }
+    }
+
+    /// A disk as such an end left this one.
+    pub fn after(&self, end: End, seed: u64) -> Disk {
+        match end {
+            End::PowerCut => self.after_power_cut(seed),
+            End::Kill => self.after_kill(seed),
         }
     }
 

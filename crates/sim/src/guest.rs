@@ -9,7 +9,7 @@ use std::rc::Rc;
 
 use ringtap_io::{Io, Mem, Tasks};
 
-use crate::{Disk, Garbled, Model, SECTOR, Token, Violation, stamp, stamps};
+use crate::{Disk, End, Garbled, Model, SECTOR, Token, Violation, stamp, stamps};
 
 /// A request of a guest. Ranges are sectors of [`SECTOR`] bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -143,6 +143,18 @@ impl Guest {
     /// Whether this is what a guest that lives on may find on its disk.
     pub fn may_find(&self, found: &[u8]) -> Result<(), Wrong> {
         Ok(self.inner.model.borrow().check_disk_alive(&stamps(found, 0)?)?)
+    }
+
+    /// The guest as it goes on after such an end, on what was found then, which must be allowed.
+    pub fn after(&self, end: End, found: &[u8]) -> Result<Guest, Wrong> {
+        match end {
+            End::PowerCut => self.after_power_cut(found),
+            End::Kill => {
+                let guest = self.after_kill();
+                guest.may_find(found)?;
+                Ok(guest)
+            }
+        }
     }
 
     /// What it knows of its disk.

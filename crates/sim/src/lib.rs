@@ -6,12 +6,12 @@
 //! a virtual disk from the guest's side and says what each of its sectors may hold. A [`RemoteDisk`] is
 //! on another host, and reached as a store is.
 //!
-//! A test of power cuts has [`queues`] of a disk, puts a [`Guest`] on them ([`Guest::spawn_on`]), turns them ([`turn_all`],
-//! [`hear_of_cut`]), opens what is left ([`alone`], [`read_all`]), and asks the guest whether that may be
-//! ([`Guest::after_power_cut`], after a kill [`Guest::may_find`]).
+//! A test of power cuts and kills has a [`Bench`]: the disk, what of the server outlives it, and how it is opened. A [`Run`]
+//! puts a [`Guest`] on it, or one task, or hands out queues for more. [`Ends`] look at what each turn of a run would leave;
+//! [`Bench::ends`] ends a server at the turn where the power goes ([`Disk::cut_power_at_turn`]), opens what is left and asks
+//! the guest whether that may be. Trials have their seeds from [`seeds`]; [`caught`] has what is done wrong on purpose seen.
 //!
-//! To try a power cut at every turn of a run, either let it run and look at what a cut would leave
-//! with [`Sim::at_every_turn`], or let the power go with [`Disk::cut_power_at_turn`]:
+//! The power goes at a turn:
 //!
 //! ```
 //! use ringtap_io::Tasks;
@@ -36,6 +36,7 @@
 #![forbid(unsafe_code)]
 
 mod begin;
+mod bench;
 mod disk;
 mod guest;
 mod history;
@@ -45,13 +46,15 @@ mod pipe;
 mod queues;
 mod reactor;
 mod remote;
-mod seeds;
+mod run;
 mod stamp;
 #[cfg(feature = "shuttle")]
 pub mod threads;
+mod trials;
 mod versions;
 mod watched;
 
+pub use bench::{Bench, End, Ends};
 pub use disk::{Disk, Fault, Refuses};
 pub use guest::{Ask, Device, Failure, Guest, Promise, Wrong, random_asks};
 pub use history::{Token, Violation};
@@ -60,6 +63,7 @@ pub use model::Model;
 pub use queues::{alone, hear_of_cut, queues, read_all, turn_all};
 pub use reactor::{Chances, Lie, PowerCut, Sim, Stuck, is_power_cut, is_stuck};
 pub use remote::{Befell, Lapse, RemoteDisk, Weather};
-pub use seeds::seeds;
+pub use run::Run;
 pub use stamp::{Garbled, SECTOR, stamp, stamps};
+pub use trials::{all_well, caught, seeds};
 pub use watched::Saved;

@@ -2,7 +2,7 @@
 
 use ringtap_io::{Io, Tasks};
 
-use crate::{Ask, Device, Disk, SECTOR, Sim, is_power_cut};
+use crate::{Ask, Device, Disk, Run, SECTOR, Sim, is_power_cut};
 
 /// Queues of a disk, each of whose orders follows from the seed in its own way.
 pub fn queues(disk: &Disk, seed: u64, count: u64) -> Vec<Tasks> {
@@ -14,9 +14,7 @@ pub fn queues(disk: &Disk, seed: u64, count: u64) -> Vec<Tasks> {
 /// # Panics
 /// Where the power is cut meanwhile, or the task waits for what nobody does.
 pub fn alone<T: 'static>(disk: &Disk, seed: u64, task: impl AsyncFnOnce(Io) -> T + 'static) -> T {
-    let mut tasks = Tasks::new(Box::new(Sim::new(disk, seed)));
-    let io = tasks.io().clone();
-    tasks.block_on(async move { task(io).await }).expect("the simulation runs")
+    Run::new(disk, seed).task(move |io| async move { task(io).await })
 }
 
 /// All that a device of so many sectors shows.

@@ -17,8 +17,8 @@ use ringtap_image::CacheMode;
 use ringtap_image::qcow2::{CreateOptions, create};
 use ringtap_io::{File, Io};
 use ringtap_sim::{
-    Disk, Guest, Promise, Refuses, SECTOR, Wrong, alone, hear_of_cut, queues, random_asks,
-    read_all, seeds, turn_all,
+    Bench, Disk, End, Guest, Promise, Refuses, SECTOR, all_well, alone, caught, hear_of_cut,
+    queues, random_asks, read_all, seeds, turn_all,
 };
 use ringtap_vbd::{
     Backup, Breaks, Error, Job, Kind, MirrorError, Moment, OnErrors, Request, Tracker, Vbd, Wrongs,
@@ -51,6 +51,7 @@ struct Seen {
 
 type Kept = Rc<RefCell<Option<Vec<u8>>>>;
 
+#[derive(Clone)]
 struct World {
     seed: u64,
     disk: Disk,
@@ -110,7 +111,7 @@ impl World {
         self.alone(async move |io| read(&io, &vbd).await.expect("it reads"))
     }
 
-    fn run(&self, guest: &Guest, rng: &mut fastrand::Rng) -> Result<(), Wrong> {
+    fn run(&self, guest: &Guest, rng: &mut fastrand::Rng) -> Result<(), String> {
         let (vbd, onto) = (self.open(&self.source), self.open(&self.target));
         if rng.bool() {
             self.disk.cut_power_at_turn(self.disk.turns() + rng.u64(1..600));
@@ -155,7 +156,7 @@ impl World {
         }
         hear_of_cut(&self.disk, &mut all);
         self.seen.borrow_mut().cut += u32::from(self.disk.is_cut());
-        guest.wrong().map_or(Ok(()), Err)
+        guest.wrong().map_or(Ok(()), |wrong| Err(wrong.to_string()))
     }
 
     /// A backup that is whole is what the disk was at its moment, and stays so.
@@ -169,6 +170,24 @@ impl World {
             true => Ok(()),
             false => Err("the backup is not what the disk was".into()),
         }
+    }
+}
+
+impl Bench for World {
+    fn disk(&self) -> &Disk {
+        &self.disk
+    }
+
+    /// Nothing fails any more.
+    fn on(&self, disk: Disk, _: End) -> World {
+        faults::mend(&disk);
+        World { disk, ..self.clone() }
+    }
+
+    /// The disk that was kept; what was kept of it is as it was.
+    fn look(&self, _: End) -> Result<Vec<u8>, String> {
+        self.check()?;
+        Ok(self.read_all(&self.source))
     }
 }
 
@@ -401,70 +420,51 @@ fn trial(seed: u64, wrongs: Wrongs, seen: &mut Seen) -> Result<(), String> {
     let guest = Guest::new(SECTORS, Promise::Flush);
     let run = world.run(&guest, &mut rng);
     *seen = *world.seen.borrow();
-    run.map_err(|wrong| wrong.to_string())?;
+    run?;
     if !world.disk.is_cut() {
         faults::mend(&world.disk);
         world.disk.cut_power_at_turn(u64::MAX);
         world.check()?;
     }
     // Tables of qcow2 in memory are gone with the server, here.
-    let is_killed = rng.bool() && matches!(world.source, Spec::Raw(_));
-    world.disk = match is_killed {
-        true => world.disk.after_kill(rng.u64(..)),
-        false => world.disk.after_power_cut(rng.u64(..)),
+    let end = match End::any(&mut rng) {
+        End::Kill if matches!(world.source, Spec::Raw(_)) => End::Kill,
+        _ => End::PowerCut,
     };
-    faults::mend(&world.disk);
-    world.check()?;
-    let found = world.read_all(&world.source);
-    if is_killed {
-        seen.killed += 1;
-        return guest
-            .after_kill()
-            .may_find(&found)
-            .map_err(|wrong| format!("after a kill: {wrong}"));
-    }
-    guest.after_power_cut(&found).map(drop).map_err(|wrong| wrong.to_string())
+    seen.killed += u32::from(end == End::Kill);
+    world.after(end, rng.u64(..)).finds(&guest, end).map(drop)
 }
 
 #[test]
 fn moments_of_disks_are_kept_under_load() {
     let mut seen = Seen::default();
-    for seed in seeds(400) {
-        if let Err(wrong) = trial(seed, Wrongs::default(), &mut seen) {
-            panic!("seed {seed}: {wrong}");
-        }
-    }
+    all_well(seeds(400), (), |seed| trial(seed, Wrongs::default(), &mut seen));
     println!("{seen:?}");
     let Seen { whole, later, broken, unread, resumed, cancelled, left, cut, killed, reads } = seen;
     let all = [whole, later, broken, unread, resumed, cancelled, left, cut, killed, reads];
     assert!(all.iter().all(|count| *count > 10));
 }
 
-/// In how many seeds it is caught that backups are wrong in one way.
-fn caught(wrongs: Wrongs) -> usize {
-    let seeds = seeds(200);
-    let (mut seen, count) = (Seen::default(), seeds.end);
-    let found: Vec<String> =
-        seeds.filter_map(|seed| trial(seed, wrongs, &mut seen).err()).collect();
-    let caught = found.len();
-    println!("{wrongs:?}: caught in {caught} of {count} seeds, {seen:?}");
-    println!("such as: {}", found.first().map_or("", |found| found));
-    caught
+/// That backups are wrong in one way is seen.
+fn is_caught(wrongs: Wrongs) {
+    let mut seen = Seen::default();
+    caught(wrongs, 6, 200, |seed| trial(seed, wrongs, &mut seen).is_err());
+    println!("{seen:?}");
 }
 
 #[test]
 fn writes_that_do_not_wait_are_caught() {
-    assert!(caught(Wrongs { misses: 4, ..Wrongs::default() }) > 5);
+    is_caught(Wrongs { misses: 4, ..Wrongs::default() });
 }
 
 #[test]
 fn a_target_that_is_not_flushed_is_caught() {
-    assert!(caught(Wrongs { unflushed: true, ..Wrongs::default() }) > 5);
+    is_caught(Wrongs { unflushed: true, ..Wrongs::default() });
 }
 
 #[test]
 fn ranges_that_several_use_at_once_are_caught() {
-    assert!(caught(Wrongs { unlocked: true, ..Wrongs::default() }) > 5);
+    is_caught(Wrongs { unlocked: true, ..Wrongs::default() });
 }
 
 #[test]

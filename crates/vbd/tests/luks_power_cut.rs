@@ -11,8 +11,8 @@ use ringtap_image::luks::{CreateOptions, Derivation, Effort, Version, create};
 use ringtap_image::{CacheMode, Container, Luks, Secret, Traits};
 use ringtap_io::{File, Io, Mem, Tasks};
 use ringtap_sim::{
-    Ask, Device, Disk, Fault, Guest, Lie, Promise, SECTOR, Sim, Wrong, alone, hear_of_cut,
-    random_asks, read_all, seeds, turn_all,
+    Ask, Bench as _, Device, Disk, End, Fault, Guest, Lie, Promise, Run, SECTOR, Sim, all_well,
+    alone, caught, random_asks, read_all, seeds,
 };
 use ringtap_vbd::Vbd;
 
@@ -23,7 +23,7 @@ const ASKS: usize = 40;
 const SECTORS: u64 = 96;
 const SIZE: u64 = SECTORS * SECTOR as u64;
 
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sabotage {
     Disk(Lie),
     FlushDropped,
@@ -54,7 +54,7 @@ impl Bench {
         let align = fastrand::Rng::with_seed(!seed).choice([1, 512, 4096]).unwrap_or(512);
         MADE.with_borrow_mut(|made| {
             let one = made.entry(align).or_insert_with(|| Bench::made(align));
-            Bench { seed, ..one.after_power_cut(seed) }
+            Bench { seed, ..one.after(End::PowerCut, seed) }
         })
     }
 
@@ -107,38 +107,35 @@ impl Bench {
     }
 
     /// Let the guest ask, on one queue or two, until it has no more to ask or the power goes.
-    fn run(&self, vbd: &Vbd, guest: &Guest, asks: Vec<Ask>) -> Result<(), Wrong> {
-        let queues = 1 + self.seed % 2;
-        let mut all: Vec<Tasks> = (0..queues)
-            .map(|queue| {
-                let mut sim = Sim::new(&self.disk, self.seed ^ (queue << 32));
-                if let Some(Sabotage::Disk(lie)) = self.sabotage {
-                    sim = sim.lie(lie);
-                }
-                Tasks::new(Box::new(sim))
-            })
-            .collect();
-        let slots = SLOTS / all.len();
+    fn run(&self, vbd: &Vbd, guest: &Guest, asks: Vec<Ask>) -> Result<(), String> {
+        let lie = match self.sabotage {
+            Some(Sabotage::Disk(lie)) => Some(lie),
+            _ => None,
+        };
         let drops_flushes = self.sabotage == Some(Sabotage::FlushDropped);
         let served = || Served { drops_flushes, ..Served::new(vbd.fork()) };
-        guest.spawn_on(&mut all, served, slots, asks);
-        turn_all(&self.disk, &mut all);
-        hear_of_cut(&self.disk, &mut all);
-        guest.wrong().map_or(Ok(()), Err)
-    }
-
-    fn read_all(&self) -> Vec<u8> {
-        let served = Served::new(self.open());
-        let found = self.alone(async move |io| read_all(&io, &served, SECTORS).await);
-        found.expect("the disk reads")
-    }
-
-    fn after_power_cut(&self, seed: u64) -> Bench {
-        Bench { disk: self.disk.after_power_cut(seed), ..self.clone() }
+        let end = Run::new(&self.disk, self.seed).lying(lie).guest(guest, served, SLOTS, asks);
+        end.map_err(|wrong| wrong.to_string())
     }
 }
 
-fn trial(seed: u64, sabotage: Option<Sabotage>) -> Result<(), Wrong> {
+impl ringtap_sim::Bench for Bench {
+    fn disk(&self) -> &Disk {
+        &self.disk
+    }
+
+    fn on(&self, disk: Disk, _: End) -> Bench {
+        Bench { disk, ..self.clone() }
+    }
+
+    fn look(&self, _: End) -> Result<Vec<u8>, String> {
+        let served = Served::new(self.open());
+        let found = self.alone(async move |io| read_all(&io, &served, SECTORS).await);
+        found.map_err(|error| error.to_string())
+    }
+}
+
+fn trial(seed: u64, sabotage: Option<Sabotage>) -> Result<(), String> {
     let mut rng = fastrand::Rng::with_seed(seed);
     let mut bench = Bench::new(seed);
     bench.sabotage = sabotage;
@@ -149,26 +146,20 @@ fn trial(seed: u64, sabotage: Option<Sabotage>) -> Result<(), Wrong> {
         bench.run(&vbd, &guest, random_asks(&mut rng, SECTORS, ASKS))?;
         let failures = guest.failures();
         assert!(failures.is_empty(), "seed {seed}: {failures:?}");
-        bench = bench.after_power_cut(rng.u64(..));
-        guest = guest.after_power_cut(&bench.read_all())?;
+        (bench, guest) = bench.ends(End::PowerCut, rng.u64(..), &guest)?;
     }
     Ok(())
 }
 
 #[test]
 fn power_cuts() {
-    for seed in seeds(10) {
-        if let Err(wrong) = trial(seed, None) {
-            panic!("seed {seed}: {wrong}");
-        }
-    }
+    all_well(seeds(10), (), |seed| trial(seed, None));
 }
 
 #[test]
 fn sabotage_is_caught() {
     for sabotage in [Sabotage::FlushDropped, Sabotage::Disk(Lie::SyncDoesNothing)] {
-        let caught = (0..8).filter(|seed| trial(*seed, Some(sabotage)).is_err()).count();
-        assert!(caught > 1, "caught in {caught} of 8 seeds only");
+        caught(sabotage, 2, 8, |seed| trial(seed, Some(sabotage)).is_err());
     }
 }
 
@@ -216,7 +207,7 @@ fn every_operation_may_fail_once() {
             let asks = random_asks(&mut rng, SECTORS, 8);
             let fresh = Bench::new(seed);
             for n in (1..).step_by(3) {
-                let bench = fresh.after_power_cut(0);
+                let bench = fresh.after(End::PowerCut, 0);
                 let guest = Guest::new(SECTORS, Promise::Flush);
                 let vbd = bench.open();
                 bench.disk.forget_on_failed_sync(true);
@@ -234,7 +225,7 @@ fn every_operation_may_fail_once() {
                 let may_fail = if cached { ASKS } else { 1 };
                 let told = fault != Fault::Short;
                 assert!(failures.len() <= if told { may_fail } else { 0 }, "{failures:?}");
-                if let Err(wrong) = guest.after_power_cut(&bench.after_power_cut(n).read_all()) {
+                if let Err(wrong) = bench.ends(End::PowerCut, n, &guest) {
                     panic!("{context}: {wrong}");
                 }
                 if !met {

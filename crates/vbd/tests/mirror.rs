@@ -17,8 +17,8 @@ use ringtap_image::qcow2::{CreateOptions, create};
 use ringtap_image::{CacheMode, Image};
 use ringtap_io::{File, Io};
 use ringtap_sim::{
-    Disk, Guest, Promise, Refuses, SECTOR, Wrong, alone, hear_of_cut, queues, random_asks,
-    read_all, seeds, turn_all,
+    Bench, Disk, End, Guest, Promise, Refuses, SECTOR, all_well, alone, caught, hear_of_cut,
+    queues, random_asks, read_all, seeds, turn_all,
 };
 use ringtap_vbd::{
     Ending, Error, Job, Mirror, MirrorError, Phase, Scope, Tracker, Unfinished, Vbd, Wrongs,
@@ -58,6 +58,7 @@ struct Seen {
 /// What a completed copy holds.
 type Moment = Rc<RefCell<Option<(Spec, Vec<u8>)>>>;
 
+#[derive(Clone)]
 struct World {
     seed: u64,
     disk: Disk,
@@ -151,7 +152,7 @@ impl World {
     }
 
     /// Copy while the guest asks, until all is done or the power goes.
-    fn run(&mut self, guest: &Guest, rng: &mut fastrand::Rng) -> Result<(), Wrong> {
+    fn run(&mut self, guest: &Guest, rng: &mut fastrand::Rng) -> Result<(), String> {
         let (target, top) = self.target(rng);
         let began_as = self.register.borrow().file();
         let vbd = self.open(&self.register.borrow());
@@ -226,7 +227,7 @@ impl World {
         }
         hear_of_cut(&self.disk, &mut all);
         self.seen.borrow_mut().cut += u32::from(self.disk.is_cut());
-        guest.wrong().map_or(Ok(()), Err)
+        guest.wrong().map_or(Ok(()), |wrong| Err(wrong.to_string()))
     }
 
     /// A copy is what the disk was at its moment, and stays so.
@@ -238,6 +239,24 @@ impl World {
             Some(at) => Err(format!("sector {at} of the copy is not as it was at its moment")),
             None => Ok(()),
         }
+    }
+}
+
+impl Bench for World {
+    fn disk(&self) -> &Disk {
+        &self.disk
+    }
+
+    /// Nothing fails any more.
+    fn on(&self, disk: Disk, _: End) -> World {
+        faults::mend(&disk);
+        World { disk, ..self.clone() }
+    }
+
+    /// The disk as the register says it is; the copy is as it was.
+    fn look(&self, _: End) -> Result<Vec<u8>, String> {
+        self.check_moment()?;
+        Ok(self.read_all(&self.register.borrow()))
     }
 }
 
@@ -420,30 +439,20 @@ fn trial(seed: u64, wrongs: Wrongs, seen: &mut Seen) -> Result<(), String> {
     for _ in 0..2 {
         let run = world.run(&guest, &mut rng);
         *seen = *world.seen.borrow();
-        run.map_err(|wrong| wrong.to_string())?;
-        let register = world.register.borrow().clone();
+        run?;
         if !world.disk.is_cut() {
             world.disk.cut_power_at_turn(u64::MAX);
-            let found = guest.may_find(&world.read_all(&register));
-            found.map_err(|wrong| format!("at the end: {wrong}"))?;
-            world.check_moment()?;
+            // Nobody ended it: it is there as after a kill.
+            world.finds(&guest, End::Kill).map_err(|wrong| format!("at the end: {wrong}"))?;
         }
         // Tables of qcow2 in memory are gone with the server, here.
-        let is_killed = rng.bool() && matches!(register, Spec::Raw(_));
-        world.disk = match is_killed {
-            true => world.disk.after_kill(rng.u64(..)),
-            false => world.disk.after_power_cut(rng.u64(..)),
+        let end = match End::any(&mut rng) {
+            End::Kill if matches!(*world.register.borrow(), Spec::Raw(_)) => End::Kill,
+            _ => End::PowerCut,
         };
-        faults::mend(&world.disk);
-        world.check_moment()?;
-        let found = world.read_all(&register);
-        if is_killed {
-            seen.killed += 1;
-            guest = guest.after_kill();
-            guest.may_find(&found).map_err(|wrong| format!("after a kill: {wrong}"))?;
-        } else {
-            guest = guest.after_power_cut(&found).map_err(|wrong| wrong.to_string())?;
-        }
+        seen.killed += u32::from(end == End::Kill);
+        world = world.after(end, rng.u64(..));
+        guest = world.finds(&guest, end)?;
     }
     Ok(())
 }
@@ -451,11 +460,7 @@ fn trial(seed: u64, wrongs: Wrongs, seen: &mut Seen) -> Result<(), String> {
 #[test]
 fn disks_are_copied_and_replaced_by_copies_under_load() {
     let mut seen = Seen::default();
-    for seed in seeds(400) {
-        if let Err(wrong) = trial(seed, Wrongs::default(), &mut seen) {
-            panic!("seed {seed}: {wrong}");
-        }
-    }
+    all_well(seeds(400), (), |seed| trial(seed, Wrongs::default(), &mut seen));
     println!("{seen:?}");
     let Seen {
         copies,
@@ -475,39 +480,34 @@ fn disks_are_copied_and_replaced_by_copies_under_load() {
     assert!(all.iter().all(|count| *count > 10), "{seen:?}");
 }
 
-/// In how many seeds it is caught that mirrors are wrong in one way.
-fn caught(wrongs: Wrongs) -> usize {
-    let seeds = seeds(200);
-    let (mut seen, count) = (Seen::default(), seeds.end);
-    let found: Vec<String> =
-        seeds.filter_map(|seed| trial(seed, wrongs, &mut seen).err()).collect();
-    let caught = found.len();
-    println!("{wrongs:?}: caught in {caught} of {count} seeds, {seen:?}");
-    println!("such as: {}", found.first().map_or("", |found| found));
-    caught
+/// That mirrors are wrong in one way is seen.
+fn is_caught(wrongs: Wrongs) {
+    let mut seen = Seen::default();
+    caught(wrongs, 6, 200, |seed| trial(seed, wrongs, &mut seen).is_err());
+    println!("{seen:?}");
 }
 
 #[test]
 fn a_tracker_that_misses_requests_is_caught() {
-    assert!(caught(Wrongs { misses: 4, ..Wrongs::default() }) > 5);
+    is_caught(Wrongs { misses: 4, ..Wrongs::default() });
 }
 
 #[test]
 fn marks_that_are_cleared_late_are_caught() {
-    assert!(caught(Wrongs { clears_late: true, ..Wrongs::default() }) > 5);
+    is_caught(Wrongs { clears_late: true, ..Wrongs::default() });
 }
 
 #[test]
 fn what_was_being_copied_when_a_job_was_left_and_is_forgotten_is_caught() {
-    assert!(caught(Wrongs { forgets: true, ..Wrongs::default() }) > 5);
+    is_caught(Wrongs { forgets: true, ..Wrongs::default() });
 }
 
 #[test]
 fn a_target_that_is_not_flushed_is_caught() {
-    assert!(caught(Wrongs { unflushed: true, ..Wrongs::default() }) > 5);
+    is_caught(Wrongs { unflushed: true, ..Wrongs::default() });
 }
 
 #[test]
 fn ranges_that_several_write_to_at_once_are_caught() {
-    assert!(caught(Wrongs { unlocked: true, ..Wrongs::default() }) > 5);
+    is_caught(Wrongs { unlocked: true, ..Wrongs::default() });
 }

@@ -9,8 +9,6 @@ mod boundaries;
 mod common;
 #[path = "common/container.rs"]
 mod container;
-#[path = "common/trials.rs"]
-mod trials;
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -21,13 +19,13 @@ use ringtap_image::qcow2::{CreateOptions, Header, Parts, Qcow2, create};
 use ringtap_image::{CacheMode, Container, Identity, Image, RestartLog};
 use ringtap_io::{File, Io};
 use ringtap_sim::{
-    Disk, Guest, Promise, SECTOR, alone, hear_of_cut, queues, random_asks, read_all, turn_all,
+    Bench, Disk, End, Guest, Promise, SECTOR, all_well, alone, hear_of_cut, queues, random_asks,
+    read_all, seeds, turn_all,
 };
 use ringtap_vbd::{Busy, Quiesced, Vbd};
 
 use below::Below;
 use common::Served;
-use trials::{all_well, seeds};
 
 const SECTORS: u64 = 96;
 const SIZE: u64 = SECTORS * SECTOR as u64;
@@ -278,29 +276,25 @@ impl Chain {
         };
         back.map_err(|error| error.to_string())
     }
+}
 
-    fn read_all(&self) -> Result<Vec<u8>, String> {
+impl Bench for Chain {
+    fn disk(&self) -> &Disk {
+        &self.disk
+    }
+
+    fn on(&self, disk: Disk, end: End) -> Chain {
+        let logs = self.logs.iter().map(|words| end.leaves(words)).collect();
+        let boot = self.boot + u128::from(end == End::PowerCut);
+        Chain { disk, logs, boot, top: Rc::new(Cell::new(self.top.get())), ..self.clone() }
+    }
+
+    fn look(&self, _: End) -> Result<Vec<u8>, String> {
         let vbd = self.open()?;
         self.alone(async move |io| {
             let found = read_all(&io, &Served::new(vbd), SECTORS).await;
             found.map_err(|error| error.to_string())
         })
-    }
-
-    fn after_kill(&self, seed: u64) -> Chain {
-        let copy = |words: &Arc<[AtomicU64]>| {
-            words.iter().map(|word| AtomicU64::new(word.load(SeqCst))).collect()
-        };
-        let logs = self.logs.iter().map(copy).collect();
-        let top = Rc::new(Cell::new(self.top.get()));
-        Chain { disk: self.disk.after_kill(seed), logs, top, ..self.clone() }
-    }
-
-    fn after_power_cut(&self, seed: u64) -> Chain {
-        let logs = self.logs.iter().map(|_| zeros()).collect();
-        let top = Rc::new(Cell::new(self.top.get()));
-        let disk = self.disk.after_power_cut(seed);
-        Chain { disk, logs, top, boot: self.boot + 1, ..self.clone() }
     }
 }
 
@@ -311,25 +305,14 @@ fn trial(seed: u64, wrong: Option<Wrong>) -> Result<usize, String> {
     let mut guest = Guest::new(SECTORS, Promise::Flush);
     for _ in 0..4 {
         chain.run(&guest, &mut rng)?;
-        if rng.bool() {
-            chain = chain.after_kill(rng.u64(..));
-            guest = guest.after_kill();
-            // To look is to take up what was left: not of the disk that goes on.
-            let found = chain.after_kill(0).read_all()?;
-            guest.may_find(&found).map_err(|wrong| format!("after a kill: {wrong}"))?;
-        } else {
-            chain = chain.after_power_cut(rng.u64(..));
-            let found = chain.read_all()?;
-            let next = guest.after_power_cut(&found);
-            guest = next.map_err(|wrong| format!("after a power cut: {wrong}"))?;
-        }
+        (chain, guest) = chain.ends(End::any(&mut rng), rng.u64(..), &guest)?;
     }
     Ok(chain.top.get())
 }
 
 #[test]
 fn a_snapshot_loses_nothing() {
-    let taken = all_well(seeds(400), |seed| trial(seed, None));
+    let taken: usize = all_well(seeds(400), (), |seed| trial(seed, None)).into_iter().sum();
     println!("{taken} snapshots");
     assert!(taken > 100, "{taken}");
 }

@@ -11,10 +11,10 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use ringtap_image::{CacheMode, Container, Raw, Traits};
 use ringtap_io::{File, Tasks};
 use ringtap_sim::{
-    Ask, Chances, Disk, Fault, Guest, Lacks, Lie, Promise, Refuses, SECTOR, Sim, Wrong, alone,
-    hear_of_cut, random_asks, read_all, seeds, turn_all,
+    Ask, Bench as _, Disk, End, Fault, Guest, Lacks, Lie, Promise, Refuses, Run, SECTOR, all_well,
+    alone, caught, random_asks, read_all, seeds,
 };
-use ringtap_vbd::{Error, Vbd};
+use ringtap_vbd::Vbd;
 
 use common::Served;
 
@@ -30,7 +30,7 @@ const SLOTS: usize = 5;
 const ASKS: usize = 40;
 
 /// What is wrong with the VBD under test, on purpose.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sabotage {
     /// The disk lies.
     Disk(Lie),
@@ -127,54 +127,52 @@ impl Bench {
         )
     }
 
-    /// A queue thread whose every turn is looked at for what a power cut would leave.
-    fn queue(&self, guest: &Guest, queue: u64) -> Tasks {
-        let (watch, file) = (guest.clone(), self.file);
-        let mut sim = Sim::new(&self.disk, self.seed ^ (queue << 32))
-            .at_every_turn(move |cut| watch.check_raw_outcomes(cut, file));
-        if let Some(Sabotage::Disk(lie)) = self.sabotage {
-            sim = sim.lie(lie);
-        }
-        Tasks::new(Box::new(sim))
-    }
-
-    /// Let the guest ask, on one queue or two, until it has no more to ask or the power goes.
-    fn run(&self, guest: &Guest, asks: Vec<Ask>) -> Result<(), Wrong> {
+    /// Let the guest ask, on one queue or two, until it has no more to ask or the power goes. All that a power cut
+    /// would leave at any turn is looked at.
+    fn run(&self, guest: &Guest, asks: Vec<Ask>) -> Result<(), String> {
         let vbd = self.open();
-        let queues = 1 + self.seed % 2;
-        let mut all: Vec<Tasks> = (0..queues).map(|queue| self.queue(guest, queue)).collect();
-        let slots = SLOTS / all.len();
+        let (watch, file) = (guest.clone(), self.file);
+        let lie = match self.sabotage {
+            Some(Sabotage::Disk(lie)) => Some(lie),
+            _ => None,
+        };
+        let run = Run::new(&self.disk, self.seed)
+            .lying(lie)
+            .watched(move |cut| watch.check_raw_outcomes(cut, file));
         let served = || Served {
             drops_flushes: self.sabotage == Some(Sabotage::FlushDropped),
             drops_fua: self.sabotage == Some(Sabotage::FuaDropped),
             ..Served::new(vbd.fork())
         };
-        guest.spawn_on(&mut all, served, slots, asks);
-        turn_all(&self.disk, &mut all);
-        hear_of_cut(&self.disk, &mut all);
-        guest.wrong().map_or(Ok(()), Err)
-    }
-
-    /// The whole disk, read through the VBD. An error where reading fails.
-    fn read_all(&self) -> Result<Vec<u8>, Error> {
-        let (served, sectors) = (Served::new(self.open()), self.sectors());
-        alone(&self.disk, self.seed, async move |io| read_all(&io, &served, sectors).await)
-    }
-
-    /// What a power cut now leaves.
-    fn after_power_cut(&self, seed: u64) -> Bench {
-        Bench { disk: self.disk.after_power_cut(seed), ..self.clone() }
+        run.guest(guest, served, SLOTS, asks).map_err(|wrong| wrong.to_string())
     }
 
     /// Whether what is there now is what the guest may read.
-    fn check_now(&self, guest: &Guest) -> Result<(), Wrong> {
+    fn check_now(&self, guest: &Guest) -> Result<(), String> {
         self.disk.cut_power_at_turn(u64::MAX);
-        guest.may_find(&self.read_all().expect("a read"))
+        guest.may_find(&self.look(End::Kill)?).map_err(|wrong| wrong.to_string())
+    }
+}
+
+impl ringtap_sim::Bench for Bench {
+    fn disk(&self) -> &Disk {
+        &self.disk
+    }
+
+    fn on(&self, disk: Disk, _: End) -> Bench {
+        Bench { disk, ..self.clone() }
+    }
+
+    fn look(&self, _: End) -> Result<Vec<u8>, String> {
+        let (served, sectors) = (Served::new(self.open()), self.sectors());
+        let found =
+            alone(&self.disk, self.seed, async move |io| read_all(&io, &served, sectors).await);
+        found.map_err(|error| error.to_string())
     }
 }
 
 /// Look at a cut at every turn; let the power go at one of them; open what is left; go on; cut again.
-fn trial(seed: u64, cache: CacheMode, sabotage: Option<Sabotage>) -> Result<(), Wrong> {
+fn trial(seed: u64, cache: CacheMode, sabotage: Option<Sabotage>) -> Result<(), String> {
     let mut rng = fastrand::Rng::with_seed(seed);
     let mut bench = Bench::new(seed, cache);
     bench.sabotage = sabotage;
@@ -191,18 +189,13 @@ fn trial(seed: u64, cache: CacheMode, sabotage: Option<Sabotage>) -> Result<(), 
                 bench.check_now(&guest)?;
             }
         }
-        bench = bench.after_power_cut(rng.u64(..));
-        guest = guest.after_power_cut(&bench.read_all().expect("the disk reads"))?;
+        (bench, guest) = bench.ends(End::PowerCut, rng.u64(..), &guest)?;
     }
     Ok(())
 }
 
 fn try_power_cuts(cache: CacheMode) {
-    for seed in seeds(250) {
-        if let Err(wrong) = trial(seed, cache, None) {
-            panic!("seed {seed}, cache {cache:?}: {wrong}");
-        }
-    }
+    all_well(seeds(250), cache, |seed| trial(seed, cache, None));
 }
 
 #[test]
@@ -233,42 +226,35 @@ fn power_cuts_under_cache_unsafe() {
 /// A killed server is no power cut: the guest lives on, and finds all that was acknowledged.
 #[test]
 fn a_killed_server_loses_nothing_that_was_acknowledged() {
-    for (seed, cache) in seeds(40).flat_map(|seed| MODES.map(|cache| (seed, cache))) {
-        let mut rng = fastrand::Rng::with_seed(seed);
-        let mut bench = Bench::new(seed, cache);
-        let mut guest = bench.guest();
-        for _ in 0..3 {
-            bench.disk.cut_power_at_turn(rng.u64(1..60));
-            let asks = random_asks(&mut rng, bench.sectors(), ASKS);
-            if let Err(wrong) = bench.run(&guest, asks) {
-                panic!("seed {seed}, cache {cache:?}: {wrong}");
+    for cache in MODES {
+        all_well(seeds(40), cache, |seed| {
+            let mut rng = fastrand::Rng::with_seed(seed);
+            let mut bench = Bench::new(seed, cache);
+            let mut guest = bench.guest();
+            for _ in 0..3 {
+                bench.disk.cut_power_at_turn(rng.u64(1..60));
+                bench.run(&guest, random_asks(&mut rng, bench.sectors(), ASKS))?;
+                bench = bench.after(End::Kill, rng.u64(..));
+                guest = bench.finds(&guest, End::Kill)?;
             }
-            bench.disk = bench.disk.after_kill(rng.u64(..));
-            guest = guest.after_kill();
-            bench.check_now(&guest).unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
-        }
-        // And what a power cut may take after all that is what was never flushed.
-        let left = bench.after_power_cut(seed).read_all().expect("the disk reads");
-        if let Err(wrong) = guest.after_power_cut(&left) {
-            panic!("seed {seed}, cache {cache:?}: {wrong}");
-        }
+            // And what a power cut may take after all that is what was never flushed.
+            bench.ends(End::PowerCut, seed, &guest)
+        });
     }
 }
 
 /// A write to the last block makes the file end with a whole one; reads beside it must not mind.
 #[test]
 fn an_image_may_end_inside_a_block() {
-    for seed in seeds(250) {
+    all_well(seeds(250), CacheMode::None, |seed| {
         let mut rng = fastrand::Rng::with_seed(seed);
         let bench = Bench::with_incomplete_block(seed);
         let guest = bench.guest();
-        let asks = random_asks(&mut rng, bench.sectors(), ASKS);
-        if let Err(wrong) = bench.run(&guest, asks).and_then(|()| bench.check_now(&guest)) {
-            panic!("seed {seed}: {wrong}");
-        }
+        bench.run(&guest, random_asks(&mut rng, bench.sectors(), ASKS))?;
         let failures = guest.failures();
         assert!(failures.is_empty(), "seed {seed}: {failures:?}");
-    }
+        bench.check_now(&guest)
+    });
 }
 
 #[test]
@@ -287,9 +273,7 @@ fn sabotage_is_caught() {
         (CacheMode::Unsafe, disk(Lie::EarlyWrites)),
         (CacheMode::Unsafe, disk(Lie::ZeroDoesNothing)),
     ] {
-        let caught = (0..30).filter(|seed| trial(*seed, cache, Some(sabotage)).is_err()).count();
-        println!("{cache:?}: {caught} of 30");
-        assert!(caught > 5, "{cache:?} hides sabotage in all but {caught} of 30 seeds");
+        caught((cache, sabotage), 6, 30, |seed| trial(seed, cache, Some(sabotage)).is_err());
     }
 }
 
@@ -314,8 +298,7 @@ fn run_with_fault(seed: u64, cache: CacheMode, n: u64, fault: Fault) -> Option<u
     run(vec![Ask::Read(0..bench.sectors())]);
     let later = guest.failures().split_off(failures);
     assert!(later.is_empty() || flushes_stay_failed(cache, failures), "{context}: {later:?}");
-    let left = bench.after_power_cut(seed).read_all().expect("the disk reads");
-    if let Err(wrong) = guest.after_power_cut(&left) {
+    if let Err(wrong) = bench.ends(End::PowerCut, seed, &guest) {
         panic!("{context}: {wrong}");
     }
     met.then_some(failures)
@@ -360,19 +343,18 @@ fn every_operation_may_fail_once() {
 fn a_flush_after_a_failed_flush_tells_the_truth() {
     let mut failed = 0;
     for cache in [CacheMode::Writeback, CacheMode::Writethrough] {
-        for seed in seeds(40) {
+        let flushes = all_well(seeds(40), cache, |seed| {
             let mut rng = fastrand::Rng::with_seed(seed);
             let bench = Bench::new(seed, cache);
             bench.disk.forget_on_failed_sync(true);
             let n = rng.u64(5..30);
             bench.disk.fail_operations(n..n + 1, Fault::Errno(libc::EIO));
             let guest = bench.guest();
-            let asks = random_asks(&mut rng, bench.sectors(), ASKS);
-            if let Err(wrong) = bench.run(&guest, asks) {
-                panic!("seed {seed}, cache {cache:?}: {wrong}");
-            }
-            failed += guest.failures().iter().filter(|failure| failure.ask == Ask::Flush).count();
-        }
+            let run = bench.run(&guest, random_asks(&mut rng, bench.sectors(), ASKS));
+            let flushes = guest.failures().into_iter().filter(|failure| failure.ask == Ask::Flush);
+            run.map(|()| flushes.count())
+        });
+        failed += flushes.into_iter().sum::<usize>();
     }
     assert!(failed > 0);
 }
@@ -385,7 +367,7 @@ fn a_flush_that_the_page_cache_had_no_room_for_waits_for_none() {
     let told = Arc::new(AtomicBool::new(false));
     let tell = told.clone();
     vbd.wait_for_room(move || tell.store(true, SeqCst));
-    let mut tasks = Tasks::new(Box::new(Sim::new(&bench.disk, 1).chances(Chances::NEVER)));
+    let mut tasks = Tasks::new(Box::new(Run::new(&bench.disk, 1).quiet().reactor(0)));
     let served = Rc::new(Served::new(vbd));
     bench.disk.fail_operations(2..3, Fault::Errno(libc::ENOSPC));
     let write = Ask::Write { range: 0..1, durable: false };
@@ -400,25 +382,20 @@ fn a_flush_that_the_page_cache_had_no_room_for_waits_for_none() {
 fn a_full_disk_fails_writes_and_loses_nothing() {
     let (mut full, mut seen) = (0, 0);
     for cache in MODES {
-        for seed in seeds(60) {
+        all_well(seeds(60), cache, |seed| {
             let mut rng = fastrand::Rng::with_seed(seed);
             let bench = Bench::new(seed, cache);
             bench.disk.limit_space(rng.u64(0..64) * 512);
             let guest = bench.guest();
             bench.disk.cut_power_at_turn(rng.u64(20..200));
-            let asks = random_asks(&mut rng, bench.sectors(), ASKS);
-            let checked = bench.run(&guest, asks).and_then(|()| {
-                let left = bench.after_power_cut(seed).read_all().expect("the disk reads");
-                guest.after_power_cut(&left)
-            });
-            if let Err(wrong) = checked {
-                panic!("seed {seed}, cache {cache:?}: {wrong}");
-            }
+            bench.run(&guest, random_asks(&mut rng, bench.sectors(), ASKS))?;
+            bench.ends(End::PowerCut, seed, &guest)?;
             let failures = guest.failures();
             assert!(failures.iter().all(|failure| failure.error == "Full"), "{failures:?}");
             full += failures.len();
             seen += 1;
-        }
+            Ok::<_, String>(())
+        });
     }
     assert!(full > seen, "{full} failures in {seen} runs");
 }
@@ -461,7 +438,7 @@ fn a_seed_gives_the_same_run() {
         let guest = bench.guest();
         let mut rng = fastrand::Rng::with_seed(seed);
         bench.run(&guest, random_asks(&mut rng, bench.sectors(), ASKS)).expect("runs");
-        (bench.disk.turns(), bench.disk.operations(), bench.read_all())
+        (bench.disk.turns(), bench.disk.operations(), bench.look(End::Kill))
     };
     for seed in 0..10 {
         assert_eq!(turns(seed), turns(seed));

@@ -7,15 +7,14 @@ mod common;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::path::Path;
-use std::rc::Rc;
 
 use ringtap_image::luks::{self, Derivation, Effort, Version};
 use ringtap_image::qcow2::{self, Header, Parts, Qcow2, Repair, check};
 use ringtap_image::{CacheMode, Container, Image, Luks, Raw, Secret, Traits};
-use ringtap_io::{File, Io, Mem, Tasks};
+use ringtap_io::{File, Io, Mem};
 use ringtap_sim::{
-    Befell, Disk, Guest, Lapse, Promise, RemoteDisk, SECTOR, Sim, Weather, alone, random_asks,
-    read_all, seeds,
+    Befell, Bench as _, Disk, End, Guest, Lapse, Promise, RemoteDisk, Run, SECTOR, Weather,
+    all_well, alone, caught, random_asks, read_all, seeds,
 };
 use ringtap_stores::{Facts, Store};
 use ringtap_vbd::{Kind, Request, Vbd};
@@ -67,7 +66,7 @@ impl Bench {
                 }
                 MADE.with_borrow_mut(|made| {
                     let one = made.entry(block).or_insert_with(|| Bench::luks(block));
-                    Bench { seed, disk: one.disk.after_power_cut(seed), ..one.clone() }
+                    Bench { seed, ..one.after(End::PowerCut, seed) }
                 })
             }
         }
@@ -140,9 +139,19 @@ impl Bench {
             verified: false,
         }
     }
+}
+
+impl ringtap_sim::Bench for Bench {
+    fn disk(&self) -> &Disk {
+        &self.disk
+    }
+
+    fn on(&self, disk: Disk, _: End) -> Bench {
+        Bench { disk, ..self.clone() }
+    }
 
     /// The whole disk, on the image's own host; it must be without contradictions.
-    fn read_all(&self) -> Result<Vec<u8>, String> {
+    fn look(&self, _: End) -> Result<Vec<u8>, String> {
         let (format, container) = (self.format, self.at_home(false));
         self.alone(async move |io| {
             if format == Format::Qcow2 {
@@ -156,11 +165,6 @@ impl Bench {
             let found = read_all(&io, &Served::new(vbd), SECTORS).await;
             found.map_err(|error| error.to_string())
         })
-    }
-
-    /// Whether what is there is what a guest that lives on may read.
-    fn check_now(&self, guest: &Guest) -> Result<(), String> {
-        guest.may_find(&self.read_all()?).map_err(|wrong| wrong.to_string())
     }
 }
 
@@ -205,9 +209,7 @@ fn trial(seed: u64, format: Format, lapse: Option<Lapse>, sum: &mut Sum) -> Resu
     let mut guest = Guest::new(SECTORS, Promise::Flush);
     for _ in 0..2 {
         let near = Disk::new(SECTOR);
-        let queues = 1 + seed % 2;
-        let client = |queue| Tasks::new(Box::new(Sim::new(&near, seed ^ (queue << 32))));
-        let mut clients: Vec<Tasks> = (0..queues).map(client).collect();
+        let mut clients = Run::new(&near, seed).queues(|sim| Box::new(sim));
         let mut remote = RemoteDisk::new(&bench.disk, bench.file, rng.u64(..)).lapse(lapse);
         if format == Format::Raw {
             let (watch, file, turns) = (guest.clone(), bench.file, Cell::new(0));
@@ -225,12 +227,8 @@ fn trial(seed: u64, format: Format, lapse: Option<Lapse>, sum: &mut Sum) -> Resu
         let vbd = remote.block_on(&mut clients[0], opened)?;
         let weather = weather(&mut rng);
         remote.set_weather(weather);
-        let mut asks = Some(random_asks(&mut rng, SECTORS, ASKS));
-        let slots = SLOTS / clients.len();
-        for tasks in &mut clients {
-            let served = Rc::new(Served::new(vbd.fork()));
-            guest.spawn(tasks, &served, slots, asks.take().unwrap_or_default());
-        }
+        let (asks, slots) = (random_asks(&mut rng, SECTORS, ASKS), SLOTS / clients.len());
+        guest.spawn_on(&mut clients, || Served::new(vbd.fork()), slots, asks);
         let most = if rng.u8(0..4) == 0 { usize::MAX } else { rng.usize(1..4000) };
         remote.run(&mut clients, most);
         if let Some(wrong) = guest.wrong() {
@@ -246,26 +244,20 @@ fn trial(seed: u64, format: Format, lapse: Option<Lapse>, sum: &mut Sum) -> Resu
         sum.failed += failures.len();
         drop((clients, vbd));
         // What qcow2 keeps in memory alone is gone with its server.
-        if format != Format::Qcow2 && rng.bool() {
-            bench.disk = remote.settle();
-            guest = guest.after_kill();
-            bench.check_now(&guest)?;
-        } else {
-            bench.disk = remote.cut_power(rng.u64(..));
-            guest = guest.after_power_cut(&bench.read_all()?).map_err(|it| it.to_string())?;
-        }
+        let end = if format == Format::Qcow2 { End::PowerCut } else { End::any(&mut rng) };
+        let left = match end {
+            End::Kill => remote.settle(),
+            End::PowerCut => remote.cut_power(rng.u64(..)),
+        };
+        bench = bench.on(left, end);
+        guest = bench.finds(&guest, end)?;
     }
     Ok(())
 }
 
 fn try_all(format: Format, count: u64) {
-    let (mut sum, mut ran) = (Sum::default(), 0);
-    for seed in seeds(count) {
-        if let Err(wrong) = trial(seed, format, None, &mut sum) {
-            panic!("seed {seed}, {format:?}: {wrong}");
-        }
-        ran += 1;
-    }
+    let mut sum = Sum::default();
+    let ran = all_well(seeds(count), format, |seed| trial(seed, format, None, &mut sum)).len();
     println!("{format:?}, {ran} seeds: {sum:?}");
     let Befell { breaks, kills, timeouts } = sum.befell;
     let each = [breaks, kills, timeouts, sum.failed];
@@ -295,10 +287,8 @@ fn stores_that_break_their_word_are_caught() {
         (Format::Qcow2, Lapse::EarlyAnswers),
         (Format::Qcow2, Lapse::Overtaken),
     ] {
-        let caught =
-            (0..40).filter(|seed| trial(*seed, format, Some(lapse), &mut Sum::default()).is_err());
-        let caught = caught.count();
-        println!("{format:?}, {lapse:?}: {caught} of 40");
-        assert!(caught > 3, "{format:?}: {lapse:?} is hidden in all but {caught} of 40 seeds");
+        caught((format, lapse), 4, 40, |seed| {
+            trial(seed, format, Some(lapse), &mut Sum::default()).is_err()
+        });
     }
 }

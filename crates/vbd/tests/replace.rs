@@ -4,8 +4,6 @@
 mod common;
 #[path = "common/container.rs"]
 mod container;
-#[path = "common/trials.rs"]
-mod trials;
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -14,14 +12,13 @@ use ringtap_image::qcow2::{CreateOptions, Header, Parts, Qcow2, create};
 use ringtap_image::{CacheMode, Image, Raw};
 use ringtap_io::{File, Io};
 use ringtap_sim::{
-    Disk, Guest, Promise, SECTOR, Wrong, alone, hear_of_cut, queues, random_asks, read_all,
-    turn_all,
+    Bench, Disk, End, Guest, Promise, SECTOR, all_well, alone, caught, hear_of_cut, queues,
+    random_asks, read_all, seeds, turn_all,
 };
 use ringtap_vbd::{Busy, Error, Kind, Request, Vbd};
 
 use common::Served;
 use container::container;
-use trials::{all_well, seeds};
 
 const SECTORS: u64 = 96;
 const SIZE: u64 = SECTORS * SECTOR as u64;
@@ -30,6 +27,7 @@ const OVERLAYS: usize = 6;
 const SECOND: u64 = 1_000_000_000;
 
 /// A raw image, overlays for it, and how many of them lie upon it.
+#[derive(Clone)]
 struct Chain {
     seed: u64,
     disk: Disk,
@@ -92,7 +90,7 @@ impl Chain {
     }
 
     /// Put overlay upon overlay while the guest asks, until it is done or the power goes. Gives how often that was.
-    fn run(&self, guest: &Guest, rng: &mut fastrand::Rng) -> Result<usize, Wrong> {
+    fn run(&self, guest: &Guest, rng: &mut fastrand::Rng) -> Result<usize, String> {
         let vbd = self.open();
         if rng.u8(0..4) > 0 {
             self.disk.cut_power_at_turn(self.disk.turns() + rng.u64(1..200));
@@ -126,13 +124,24 @@ impl Chain {
             turn_all(&self.disk, &mut all);
         }
         hear_of_cut(&self.disk, &mut all);
-        guest.wrong().map_or(Ok(self.top.get() - before), Err)
+        guest.wrong().map_or(Ok(self.top.get() - before), |wrong| Err(wrong.to_string()))
+    }
+}
+
+impl Bench for Chain {
+    fn disk(&self) -> &Disk {
+        &self.disk
     }
 
-    fn read_all(&self) -> Vec<u8> {
+    fn on(&self, disk: Disk, _: End) -> Chain {
+        Chain { disk, ..self.clone() }
+    }
+
+    fn look(&self, _: End) -> Result<Vec<u8>, String> {
         let vbd = self.open();
         self.alone(async move |io| {
-            read_all(&io, &Served::new(vbd), SECTORS).await.expect("it reads")
+            let found = read_all(&io, &Served::new(vbd), SECTORS).await;
+            found.map_err(|error| error.to_string())
         })
     }
 }
@@ -162,7 +171,7 @@ async fn replace(
 }
 
 /// Replace with power cuts in between, and look at what is left.
-fn trial(seed: u64, unflushed: bool) -> Result<usize, Wrong> {
+fn trial(seed: u64, unflushed: bool) -> Result<usize, String> {
     let mut rng = fastrand::Rng::with_seed(seed);
     let mut chain = Chain::new(seed, unflushed);
     let mut guest = Guest::new(SECTORS, Promise::Flush);
@@ -171,29 +180,27 @@ fn trial(seed: u64, unflushed: bool) -> Result<usize, Wrong> {
         replaced += chain.run(&guest, &mut rng)?;
         if !chain.disk.is_cut() {
             chain.disk.cut_power_at_turn(u64::MAX);
-            let found = guest.may_find(&chain.read_all());
+            // Nobody ended it: it is there as after a kill.
+            let found = chain.finds(&guest, End::Kill).map(drop);
             // Sabotage may be seen here first.
             assert!(unflushed || found.is_ok(), "seed {seed}: {found:?}");
             found?;
         }
-        chain.disk = chain.disk.after_power_cut(rng.u64(..));
-        guest = guest.after_power_cut(&chain.read_all())?;
+        (chain, guest) = chain.ends(End::PowerCut, rng.u64(..), &guest)?;
     }
     Ok(replaced)
 }
 
 #[test]
 fn overlays_take_the_place_of_images_under_load() {
-    let replaced = all_well(seeds(400), |seed| trial(seed, false));
+    let replaced: usize = all_well(seeds(400), (), |seed| trial(seed, false)).into_iter().sum();
     println!("{replaced} images replaced");
     assert!(replaced > 100, "{replaced}");
 }
 
 #[test]
 fn a_former_image_that_was_not_flushed_is_caught() {
-    let caught = (0..100).filter(|seed| trial(*seed, true).is_err()).count();
-    println!("{caught} of 100");
-    assert!(caught > 5, "{caught} of 100");
+    caught("unflushed", 6, 100, |seed| trial(seed, true).is_err());
 }
 
 #[test]

@@ -11,14 +11,14 @@ mod faults;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::AtomicU64;
 
 use ringtap_image::qcow2::{CreateOptions, Header, Parts, Qcow2, create, set_backing};
 use ringtap_image::{Boxed, CacheMode, Container, Format, Identity, Image, Raw, RestartLog};
 use ringtap_io::{File, Io, Tasks};
 use ringtap_sim::{
-    Disk, Guest, Promise, Refuses, SECTOR, Sim, alone, hear_of_cut, queues, random_asks, read_all,
-    seeds, turn_all,
+    Bench, Disk, End, Guest, Promise, Refuses, SECTOR, Sim, all_well, alone, caught, hear_of_cut,
+    queues, random_asks, read_all, seeds, turn_all,
 };
 use ringtap_vbd::{Busy, Job, Phase, Stream, StreamError, Vbd};
 
@@ -306,27 +306,25 @@ impl Chain {
         }
         Ok(names)
     }
+}
 
-    fn read_all(&self) -> Result<Vec<u8>, String> {
+impl Bench for Chain {
+    fn disk(&self) -> &Disk {
+        &self.disk
+    }
+
+    fn on(&self, disk: Disk, end: End) -> Chain {
+        let logs = self.logs.iter().map(|words| end.leaves(words)).collect();
+        let boot = self.boot + u128::from(end == End::PowerCut);
+        Chain { disk, logs, boot, ..self.clone() }
+    }
+
+    fn look(&self, _: End) -> Result<Vec<u8>, String> {
         let vbd = self.open()?;
         self.alone(async move |io| {
             let found = read_all(&io, &Served::new(vbd), SECTORS).await;
             found.map_err(|error| error.to_string())
         })
-    }
-
-    fn after_kill(&self, seed: u64) -> Chain {
-        let copy = |words: &Arc<[AtomicU64]>| {
-            words.iter().map(|word| AtomicU64::new(word.load(SeqCst))).collect()
-        };
-        let logs = self.logs.iter().map(copy).collect();
-        Chain { disk: self.disk.after_kill(seed), logs, ..self.clone() }
-    }
-
-    fn after_power_cut(&self, seed: u64) -> Chain {
-        let logs = self.logs.iter().map(|_| zeros()).collect();
-        let disk = self.disk.after_power_cut(seed);
-        Chain { disk, logs, boot: self.boot + 1, ..self.clone() }
     }
 }
 
@@ -343,18 +341,7 @@ fn trial(seed: u64, wrong: Option<Wrong>) -> Result<[u64; 3], String> {
         if !chain.disk.is_cut() {
             chain.disk.cut_power_at_turn(u64::MAX);
         }
-        if rng.bool() {
-            chain = chain.after_kill(rng.u64(..));
-            guest = guest.after_kill();
-            // To look is to take up what was left: not of the disk that goes on.
-            let found = chain.after_kill(0).read_all()?;
-            guest.may_find(&found).map_err(|wrong| format!("after a kill: {wrong}"))?;
-        } else {
-            chain = chain.after_power_cut(rng.u64(..));
-            let found = chain.read_all()?;
-            let next = guest.after_power_cut(&found);
-            guest = next.map_err(|wrong| format!("after a power cut: {wrong}"))?;
-        }
+        (chain, guest) = chain.ends(End::any(&mut rng), rng.u64(..), &guest)?;
     }
     Ok([done, chain.failed.get(), chain.resumed.get()])
 }
@@ -362,8 +349,7 @@ fn trial(seed: u64, wrong: Option<Wrong>) -> Result<[u64; 3], String> {
 #[test]
 fn a_stream_loses_nothing() {
     let mut sum = [0; 3];
-    for seed in seeds(300) {
-        let seen = trial(seed, None).unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
+    for seen in all_well(seeds(300), (), |seed| trial(seed, None)) {
         sum.iter_mut().zip(seen).for_each(|(sum, seen)| *sum += seen);
     }
     let [done, failed, resumed] = sum;
@@ -374,8 +360,6 @@ fn a_stream_loses_nothing() {
 #[test]
 fn what_is_done_wrong_is_caught() {
     for wrong in [Wrong::Unlocked, Wrong::Impatient, Wrong::NamedEarly] {
-        let caught = (0..300).filter(|seed| trial(*seed, Some(wrong)).is_err()).count();
-        println!("{wrong:?}: {caught} of 300");
-        assert!(caught > 2, "{wrong:?}: {caught} of 300");
+        caught(wrong, 3, 300, |seed| trial(seed, Some(wrong)).is_err());
     }
 }

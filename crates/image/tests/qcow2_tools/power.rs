@@ -1,6 +1,6 @@
 //! Power cuts at every turn of what the tools do: the image is as it was or as it is to be.
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::rc::Rc;
 
 use ringtap_image::qcow2::{
@@ -8,7 +8,7 @@ use ringtap_image::qcow2::{
 };
 use ringtap_image::{Container, Traits};
 use ringtap_io::{File, Io, Tasks};
-use ringtap_sim::{Chances, Disk, Fault, Lie, Sim};
+use ringtap_sim::{Disk, End, Ends, Fault, Lie, Run, Sim};
 
 use crate::guest::{content, header, snapshots};
 use crate::oracle::Folder;
@@ -32,25 +32,34 @@ impl Bench {
         Container::simulated(self.file, self.disk.size(self.file), Traits::FILE)
     }
 
-    /// Run a task on it, with what `watch` makes of the reactor.
-    pub fn run<T: 'static, F: Future<Output = T> + 'static>(
+    /// A run of it, still to begin.
+    pub fn run(&self) -> Run {
+        Run::new(&self.disk, 1)
+    }
+
+    /// Do something to it, and look at what each of these seeds makes of a power cut at any turn; gives how many were
+    /// looked at.
+    pub fn cut<F: Future<Output = ()> + 'static, I: IntoIterator<Item = u64>>(
         &self,
-        watch: impl FnOnce(Sim) -> Sim,
-        task: impl FnOnce(Io, Container) -> F,
-    ) -> T {
-        let sim = watch(Sim::new(&self.disk, 1));
-        let mut tasks = Tasks::new(Box::new(sim));
-        let task = task(tasks.io().clone(), self.container());
-        tasks.block_on(task).expect("the simulation runs")
+        run: Run,
+        seeds: impl FnMut(u64) -> I + 'static,
+        mut look: impl FnMut(&Bench, u64) + 'static,
+        deed: impl FnOnce(Io, Container) -> F,
+    ) -> u64 {
+        let (ends, file) = (Ends::default(), self.file);
+        let look = move |disk, seed| {
+            look(&Bench { disk, file }, seed);
+            Ok(())
+        };
+        run.watched(ends.watch(End::PowerCut, seeds, look)).task(|io| deed(io, self.container()));
+        ends.seen().expect("it would have panicked")
     }
 
     pub fn check(&self, repair: Repair) -> Report {
-        self.run(
-            |sim| sim.chances(Chances::NEVER),
-            move |io, container| async move {
-                check(&io, &container, repair).await.expect("it can be looked at")
-            },
-        )
+        let container = self.container();
+        self.run().quiet().task(async move |io| {
+            check(&io, &container, repair).await.expect("it can be looked at")
+        })
     }
 
     pub fn bytes(&self) -> Vec<u8> {
@@ -76,36 +85,32 @@ pub fn try_cuts<F: Future<Output = ()> + 'static>(
 ) -> Bench {
     let before = said(image);
     let finished = Bench::new(image);
-    finished.run(|sim| sim, &deed);
+    finished.run().task(|io| deed(io, finished.container()));
     let after = said(&finished.bytes());
     assert!(finished.check(Repair::Nothing).is_clean());
 
     let same = before == after;
     let bench = Bench::new(image);
     let (old, new) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(0)));
-    let (was, is, file) = (old.clone(), new.clone(), bench.file);
-    let rng = RefCell::new(fastrand::Rng::with_seed(9));
-    let watch = move |cut: &Disk| {
-        for _ in 0..4 {
-            let seed = rng.borrow_mut().u64(..);
-            let left = Bench { disk: cut.after_power_cut(seed), file };
-            if !may_be_wrong {
-                let report = left.check(Repair::Nothing);
-                assert_eq!(report.corruptions, 0, "seed {seed}: {report:?}");
-            }
-            let says = said(&left.bytes());
-            if says == before {
-                was.set(was.get() + 1);
-            } else {
-                assert!(says == after, "seed {seed}: neither old nor new");
-                is.set(is.get() + 1);
-            }
-            let report = left.check(Repair::All);
-            assert!(report.is_clean(), "seed {seed}: {report:?}");
-            assert!(said(&left.bytes()) == says, "seed {seed}: a repair changed what it says");
+    let (was, is) = (old.clone(), new.clone());
+    let mut rng = fastrand::Rng::with_seed(9);
+    let look = move |left: &Bench, seed| {
+        if !may_be_wrong {
+            let report = left.check(Repair::Nothing);
+            assert_eq!(report.corruptions, 0, "seed {seed}: {report:?}");
         }
+        let says = said(&left.bytes());
+        if says == before {
+            was.set(was.get() + 1);
+        } else {
+            assert!(says == after, "seed {seed}: neither old nor new");
+            is.set(is.get() + 1);
+        }
+        let report = left.check(Repair::All);
+        assert!(report.is_clean(), "seed {seed}: {report:?}");
+        assert!(said(&left.bytes()) == says, "seed {seed}: a repair changed what it says");
     };
-    bench.run(|sim| sim.at_every_turn(watch), &deed);
+    bench.cut(bench.run(), move |_| [(); 4].map(|()| rng.u64(..)), look, &deed);
     assert!(same || (old.get() > 4 && new.get() > 0), "{old:?} {new:?}");
     bench
 }
@@ -171,33 +176,24 @@ fn repairs_lose_nothing() {
 fn a_new_image_is_whole_or_none() {
     for preallocated in [false, true] {
         let bench = Bench::new(&vec![0x51; 4096]);
-        let file = bench.file;
-        let seen = Rc::new(Cell::new((0, 0)));
-        let count = seen.clone();
-        let watch = move |cut: &Disk| {
-            for seed in 0..4 {
-                let left = Bench { disk: cut.after_power_cut(seed), file };
-                let (none, whole) = count.get();
-                if left.bytes().starts_with(b"QFI") {
-                    let report = left.check(Repair::Nothing);
-                    assert!(report.is_clean(), "{report:?}");
-                    assert!(content(&left.bytes()).iter().all(|byte| *byte == 0));
-                    count.set((none, whole + 1));
-                } else {
-                    count.set((none + 1, whole));
-                }
+        let whole = Rc::new(Cell::new(0));
+        let count = whole.clone();
+        let look = move |left: &Bench, _| {
+            if left.bytes().starts_with(b"QFI") {
+                let report = left.check(Repair::Nothing);
+                assert!(report.is_clean(), "{report:?}");
+                assert!(content(&left.bytes()).iter().all(|byte| *byte == 0));
+                count.set(count.get() + 1);
             }
         };
         let mut options = CreateOptions { size: 64 << 10, ..CreateOptions::default() };
         options.set("cluster_size", "512").expect("set");
         options.set("preallocation", if preallocated { "full" } else { "off" }).expect("set");
-        bench.run(
-            |sim| sim.at_every_turn(watch),
-            |io, container| async move {
-                create(&io, &container, None, &options).await.expect("made");
-            },
-        );
-        assert!(seen.get().0 > 8 && seen.get().1 > 0, "{seen:?}");
+        let deed = |io, container| async move {
+            create(&io, &container, None, &options).await.expect("made");
+        };
+        let cuts = bench.cut(bench.run(), |_| 0..4, look, deed);
+        assert!(cuts - whole.get() > 8 && whole.get() > 0, "{whole:?} of {cuts}");
         assert!(bench.check(Repair::Nothing).is_clean());
     }
 }
@@ -212,12 +208,10 @@ fn a_failed_operation_leaves_the_image() {
         for number in 1.. {
             let bench = Bench::new(&image);
             bench.disk.fail_operations(number..number + 1, Fault::Errno(errno));
-            let done = bench.run(
-                |sim| sim.chances(Chances::NEVER),
-                |io, container| async move {
-                    create_snapshot(&io, &container, "one", (1, 2)).await.is_ok()
-                },
-            );
+            let container = bench.container();
+            let done = bench.run().quiet().task(async move |io| {
+                create_snapshot(&io, &container, "one", (1, 2)).await.is_ok()
+            });
             let begun = bench.disk.operations();
             bench.disk.heal();
             assert_eq!(bench.check(Repair::Nothing).corruptions, 0, "operation {number}");
@@ -238,24 +232,20 @@ fn a_sync_that_does_nothing_is_noticed() {
     let folder = Folder::new();
     let image = small(&folder, "cluster_size=512");
     let (before, bench) = (said(&image), Bench::new(&image));
-    let file = bench.file;
     let wrong = Rc::new(Cell::new(0));
     let count = wrong.clone();
-    let watch = move |cut: &Disk| {
-        for seed in 0..8 {
-            let left = Bench { disk: cut.after_power_cut(seed), file };
-            let sound = std::panic::catch_unwind(|| {
-                let report = left.check(Repair::Nothing);
-                let says = said(&left.bytes());
-                report.corruptions == 0 && says.1 == before.1
-            });
-            count.set(count.get() + u32::from(!sound.unwrap_or(false)));
-        }
+    let look = move |left: &Bench, _| {
+        let sound = std::panic::catch_unwind(|| {
+            let report = left.check(Repair::Nothing);
+            let says = said(&left.bytes());
+            report.corruptions == 0 && says.1 == before.1
+        });
+        count.set(count.get() + u32::from(!sound.unwrap_or(false)));
     };
     let deed = |io: Io, container: Container| async move {
         create_snapshot(&io, &container, "one", (1, 2)).await.expect("made");
     };
-    bench.run(|sim| sim.lie(Lie::SyncDoesNothing).at_every_turn(watch), deed);
+    bench.cut(bench.run().lying(Some(Lie::SyncDoesNothing)), |_| 0..8, look, deed);
     assert!(wrong.get() > 0);
 }
 

@@ -5,7 +5,6 @@ use std::rc::Rc;
 
 use ringtap_image::qcow2::{Amendment, Repair, Snapshot, amend, check, list_snapshots};
 use ringtap_image::qcow2::{Header, snapshot_table};
-use ringtap_sim::Disk;
 
 use crate::check::run;
 use crate::guest::{content, header, snapshots};
@@ -188,28 +187,23 @@ fn power_cuts_leave_a_table_that_can_be_repaired() {
         let disk = content(&good);
         let wanted = snapshots(&finished.bytes());
         let bench = Bench::new(&image);
-        let (file, seen) = (bench.file, Rc::new(Cell::new((0, 0))));
+        let seen = Rc::new(Cell::new((0, 0)));
         let count = seen.clone();
-        let watch = move |cut: &Disk| {
-            for seed in 0..4 {
-                let left = Bench { disk: cut.after_power_cut(seed), file };
-                let said = left.bytes();
-                assert!(content(&said) == disk, "seed {seed}");
-                let same = header(&said).snapshots_offset == header(&image).snapshots_offset;
-                let (old, new) = count.get();
-                count.set(if same { (old + 1, new) } else { (old, new + 1) });
-                let report = left.check(Repair::All);
-                assert!(report.is_clean(), "seed {seed}: {report:?}");
-                let said = left.bytes();
-                assert!(content(&said) == disk && snapshots(&said) == wanted, "seed {seed}");
-            }
+        let look = move |left: &Bench, seed| {
+            let said = left.bytes();
+            assert!(content(&said) == disk, "seed {seed}");
+            let same = header(&said).snapshots_offset == header(&image).snapshots_offset;
+            let (old, new) = count.get();
+            count.set(if same { (old + 1, new) } else { (old, new + 1) });
+            let report = left.check(Repair::All);
+            assert!(report.is_clean(), "seed {seed}: {report:?}");
+            let said = left.bytes();
+            assert!(content(&said) == disk && snapshots(&said) == wanted, "seed {seed}");
         };
-        bench.run(
-            |sim| sim.at_every_turn(watch),
-            |io, container| async move {
-                check(&io, &container, Repair::All).await.expect("repaired");
-            },
-        );
+        let deed = |io, container| async move {
+            check(&io, &container, Repair::All).await.expect("repaired");
+        };
+        bench.cut(bench.run(), |_| 0..4, look, deed);
         assert!(seen.get().0 > 4 && seen.get().1 > 0, "{seen:?}");
     }
 }

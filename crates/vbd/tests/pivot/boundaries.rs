@@ -1,7 +1,7 @@
 //! Power cuts and kills at each turn of a run in which one overlay after the other takes an image's place: every boundary
 //! between two writes is one of these.
 
-use ringtap_sim::{Guest, Promise, seeds};
+use ringtap_sim::{Bench, End, Guest, Promise, seeds};
 
 use super::{Below, Chain, SECTORS, Wrong};
 
@@ -10,7 +10,7 @@ fn stopped(
     below: Below,
     seed: u64,
     turn: u64,
-    kill: bool,
+    end: End,
     wrong: Option<Wrong>,
 ) -> Result<bool, String> {
     let mut rng = fastrand::Rng::with_seed(seed);
@@ -18,22 +18,17 @@ fn stopped(
     let guest = Guest::new(SECTORS, Promise::Flush);
     chain.run_until(Some(turn), &guest, &mut rng)?;
     let over = !chain.disk.is_cut();
-    let after = |why: String| format!("{below:?}, seed {seed}, turn {turn}, killed: {kill}: {why}");
-    if kill {
-        let found = chain.after_kill(turn).read_all().map_err(after)?;
-        guest.after_kill().may_find(&found).map_err(|wrong| after(wrong.to_string()))?;
-    } else {
-        let found = chain.after_power_cut(turn ^ seed).read_all().map_err(after)?;
-        guest.after_power_cut(&found).map_err(|wrong| after(wrong.to_string()))?;
-    }
+    let seed_of_end = if end == End::Kill { turn } else { turn ^ seed };
+    let found = chain.after(end, seed_of_end).finds(&guest, end);
+    found.map_err(|why| format!("{below:?}, seed {seed}, turn {turn}: {why}"))?;
     Ok(over)
 }
 
 /// Each turn of one run, or each of so many; gives how many there were.
 fn every(below: Below, seed: u64, step: usize, wrong: Option<Wrong>) -> Result<u64, String> {
     for turn in (1..).step_by(step) {
-        let over = stopped(below, seed, turn, false, wrong)?;
-        stopped(below, seed, turn, true, wrong)?;
+        let over = stopped(below, seed, turn, End::PowerCut, wrong)?;
+        stopped(below, seed, turn, End::Kill, wrong)?;
         if over {
             return Ok(turn);
         }

@@ -1,11 +1,9 @@
 //! A simulated disk with a chain of images on it, the topmost of them qcow2, and a guest's view of it.
 
-pub use ringtap_sim::seeds;
-use std::cell::RefCell;
 use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::AtomicU64;
 
 use ringtap_image::qcow2::{
     CreateOptions, Header, Parts, Qcow2, Repair, Sabotage, check, create, create_snapshot,
@@ -15,8 +13,8 @@ use ringtap_image::{
 };
 use ringtap_io::{File, Io, Tasks};
 use ringtap_sim::{
-    Ask, Disk, Guest, Lacks, Lie, Promise, SECTOR, Sim, Wrong, alone, hear_of_cut, is_power_cut,
-    random_asks, read_all, turn_all,
+    Ask, Disk, End, Ends, Guest, Lacks, Lie, Promise, Run, SECTOR, Sim, alone, hear_of_cut,
+    is_power_cut, random_asks, read_all, turn_all,
 };
 use ringtap_vbd::sabotage::{Trap, Trapped};
 use ringtap_vbd::{Error, Vbd};
@@ -25,15 +23,8 @@ use crate::common::Served;
 use crate::packs::{self, Packs};
 use crate::slow::Slow;
 
-#[path = "watch.rs"]
-mod watch;
-pub use watch::Watch;
-
 /// Requests that a guest has in flight at once.
 pub const SLOTS: usize = 6;
-
-/// Somebody who looks at the disk at every turn.
-type Hook = Rc<dyn Fn(&Disk)>;
 
 /// One image of the chain.
 #[derive(Clone, Debug)]
@@ -276,11 +267,6 @@ impl Bench {
         Bench { disk: other.disk.clone(), ..self.clone() }
     }
 
-    /// A copy, so that what is done to it is not done to this one.
-    pub fn apart(&self) -> Bench {
-        self.after_kill(0)
-    }
-
     pub fn sectors(&self) -> u64 {
         self.size / SECTOR as u64
     }
@@ -304,63 +290,46 @@ impl Bench {
         Guest::new(self.sectors(), Promise::Flush)
     }
 
-    fn queue(&self, seed: u64) -> Sim {
-        let sim = Sim::new(&self.disk, seed);
-        match self.lie {
-            Some(lie) => sim.lie(lie),
-            None => sim,
-        }
+    fn orders(&self) -> Run {
+        Run::new(&self.disk, self.seed).lying(self.lie)
     }
 
     /// Let the guest ask, on one queue or two, until it has no more to ask or the power goes; then
-    /// close the image, or leave it as a killed server does. `watch` looks at what a cut would leave
-    /// at every turn.
+    /// close the image, or leave it as a killed server does. What such an end would leave is looked
+    /// at in one turn of so many of `watch`; an error is what was wrong first.
     pub fn run(
         &self,
         guest: &Guest,
         asks: Vec<Ask>,
         close: bool,
-        watch: Option<Rc<Watch>>,
-    ) -> Result<(), Wrong> {
-        match watch {
-            Some(watch) => self.run_hooked(
-                guest,
-                asks,
-                close,
-                Some(Rc::new(move |cut: &Disk| watch.look(cut))),
-            ),
-            None => self.run_hooked(guest, asks, close, None),
-        }
+        watch: Option<(End, u64)>,
+    ) -> Result<(), String> {
+        let (run, ends) = (self.orders(), Ends::default());
+        let run = match watch {
+            Some((end, every)) => {
+                let mut rng = fastrand::Rng::with_seed(self.seed);
+                let seeds = move |_| (rng.u64(0..every) == 0).then(|| rng.u64(..));
+                // After a power cut it is no longer this one who opens it.
+                let sabotage = self.sabotage.filter(|_| end == End::Kill);
+                let bench = Bench { sabotage, trap: None, ..self.clone() };
+                run.watched(ends.watch_bench(&bench, guest, end, seeds))
+            }
+            None => run,
+        };
+        let end = self.run_by(run, guest, asks, close);
+        end.and(ends.seen().map(drop))
     }
 
     /// As [`Bench::run`], left as a killed server does, with somebody who looks at the disk at every turn.
     pub fn run_looking(&self, guest: &Guest, asks: Vec<Ask>, look: impl FnMut(&Disk) + 'static) {
-        let look = RefCell::new(look);
-        let hook = Rc::new(move |cut: &Disk| (look.borrow_mut())(cut));
-        self.run_hooked(guest, asks, false, Some(hook)).expect("served");
+        self.run_by(self.orders().watched(look), guest, asks, false).expect("served");
     }
 
-    fn run_hooked(
-        &self,
-        guest: &Guest,
-        asks: Vec<Ask>,
-        close: bool,
-        hook: Option<Hook>,
-    ) -> Result<(), Wrong> {
-        let queues = 1 + self.seed % 2;
-        let mut all: Vec<Tasks> = (0..queues)
-            .map(|queue| {
-                let sim = self.queue(self.seed ^ (queue << 32));
-                let sim = match hook.clone() {
-                    Some(hook) => sim.at_every_turn(move |cut| hook(cut)),
-                    None => sim,
-                };
-                match self.seed % 3 {
-                    0 => Tasks::new(Box::new(Slow::new(sim, self.seed))),
-                    _ => Tasks::new(Box::new(sim)),
-                }
-            })
-            .collect();
+    fn run_by(&self, run: Run, guest: &Guest, asks: Vec<Ask>, close: bool) -> Result<(), String> {
+        let mut all = run.queues(|sim| match self.seed % 3 {
+            0 => Box::new(Slow::new(sim, self.seed)),
+            _ => Box::new(sim),
+        });
         let vbd = match self.open(&mut all[0]) {
             Ok(vbd) => vbd.expect("the image opens"),
             Err(error) => {
@@ -379,12 +348,12 @@ impl Bench {
             turn_all(&self.disk, &mut all);
         }
         hear_of_cut(&self.disk, &mut all);
-        guest.wrong().map_or(Ok(()), Err)
+        guest.wrong().map_or(Ok(()), |wrong| Err(wrong.to_string()))
     }
 
     /// Open the image for several runs; nothing where the disk's failing keeps it from being opened.
     pub fn session(&self) -> Option<(Tasks, Rc<Served>)> {
-        let mut tasks = Tasks::new(Box::new(self.queue(self.seed)));
+        let mut tasks = Tasks::new(Box::new(self.orders().reactor(0)));
         let vbd = self.open(&mut tasks).expect("the power stays").ok()?;
         Some((tasks, Rc::new(Served::new(vbd))))
     }
@@ -404,35 +373,9 @@ impl Bench {
         found.map_err(|error| error.to_string())
     }
 
-    /// What a power cut now leaves.
-    pub fn after_power_cut(&self, seed: u64) -> Bench {
-        let (words, beside) = (zeros(self.words.len()), zeros(self.beside.len()));
-        let (disk, boot) = (self.disk.after_power_cut(seed), self.boot + 1);
-        Bench { disk, words, beside, boot, ..self.clone() }
-    }
-
-    /// What the server leaves if it is killed now.
-    pub fn after_kill(&self, seed: u64) -> Bench {
-        let copy = |words: &[AtomicU64]| {
-            words.iter().map(|word| AtomicU64::new(word.load(SeqCst))).collect()
-        };
-        let (words, beside) = (copy(&self.words), copy(&self.beside));
-        Bench { disk: self.disk.after_kill(seed), words, beside, ..self.clone() }
-    }
-
     /// The same disk, served by whoever finds another log.
     pub fn with_log_of(&self, other: &Bench) -> Bench {
         Bench { words: other.words.clone(), choice: None, ..self.clone() }
-    }
-
-    /// The image as a killed server left it, served anew: a guest that lives on finds what it knows.
-    pub fn look_alive(&self, guest: &Guest) -> Result<(), String> {
-        let found = self.read_all()?;
-        self.check()?;
-        if self.baseline.is_some() {
-            self.check_bits(&*self.bits_in_use()?, &found)?;
-        }
-        guest.may_find(&found).map_err(|wrong| wrong.to_string())
     }
 
     /// See that the topmost image is without contradictions; gives how many clusters leak.
@@ -481,9 +424,29 @@ impl Bench {
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         Err(format!("qemu-img check: {}{}", text(&check.stdout), text(&check.stderr)))
     }
+}
 
-    /// The image as it is now: it opens, has no contradictions, and holds what the guest may find.
-    pub fn look(&self, guest: &Guest) -> Result<Guest, String> {
+impl ringtap_sim::Bench for Bench {
+    fn disk(&self) -> &Disk {
+        &self.disk
+    }
+
+    fn on(&self, disk: Disk, end: End) -> Bench {
+        let (words, beside) = (end.leaves(&self.words), end.leaves(&self.beside));
+        let boot = self.boot + u128::from(end == End::PowerCut);
+        Bench { disk, words, beside, boot, ..self.clone() }
+    }
+
+    /// It opens and has no contradictions: as it lies there, after a kill as it is served anew.
+    fn look(&self, after: End) -> Result<Vec<u8>, String> {
+        if after == End::Kill {
+            let found = self.read_all()?;
+            self.check()?;
+            if self.baseline.is_some() {
+                self.check_bits(&*self.bits_in_use()?, &found)?;
+            }
+            return Ok(found);
+        }
         self.check()?;
         if std::env::var_os("RINGTAP_QEMU_CHECK").is_some() {
             self.check_with_qemu()?;
@@ -493,7 +456,7 @@ impl Bench {
         if let Some(bits) = bits {
             self.check_bits(&bits, &found)?;
         }
-        guest.after_power_cut(&found).map_err(|wrong| wrong.to_string())
+        Ok(found)
     }
 }
 

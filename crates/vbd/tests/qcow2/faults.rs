@@ -1,8 +1,8 @@
 //! Failing operations and full disks: one requester's error each, nothing lost, nothing broken.
 
-use ringtap_sim::{Ask, Fault, random_asks};
+use ringtap_sim::{Ask, Bench as _, End, Fault, all_well, random_asks, seeds};
 
-use crate::bench::{Bench, SLOTS, seeds};
+use crate::bench::{Bench, SLOTS};
 
 /// A run in which operation number `n` fails; then a flush, and a cut that must lose nothing. Gives
 /// whether there was an operation `n`.
@@ -37,7 +37,7 @@ fn run_with_fault(seed: u64, n: u64, fault: Fault) -> bool {
         later.is_empty() || failures > 0 && bench.flushes_stay_failed(),
         "{context}: {later:?}"
     );
-    if let Err(wrong) = bench.after_power_cut(seed).look(&guest) {
+    if let Err(wrong) = bench.ends(End::PowerCut, seed, &guest) {
         panic!("{context}: {wrong}");
     }
     met
@@ -65,7 +65,7 @@ fn every_operation_may_fail_once() {
 #[test]
 fn a_full_disk_fails_writes_and_loses_nothing() {
     let (mut full, mut seen) = (0, 0);
-    for seed in seeds(60) {
+    all_well(seeds(60), (), |seed| {
         let mut rng = fastrand::Rng::with_seed(seed);
         let mut bench = Bench::new(seed);
         if bench.layers.iter().all(|layer| layer.options.is_none()) {
@@ -75,16 +75,14 @@ fn a_full_disk_fails_writes_and_loses_nothing() {
         bench.disk.limit_space(used + rng.u64(0..64) * 1024);
         let guest = bench.guest();
         let asks = random_asks(&mut rng, bench.sectors(), 40);
-        let checked = bench.run(&guest, asks, rng.bool(), None).map_err(|w| w.to_string());
-        let checked = checked.and_then(|()| bench.after_power_cut(seed).look(&guest));
-        if let Err(wrong) = checked {
-            panic!("seed {seed}: {wrong}");
-        }
+        bench.run(&guest, asks, rng.bool(), None)?;
+        bench.ends(End::PowerCut, seed, &guest)?;
         let failures = guest.failures();
         assert!(failures.iter().all(|failure| failure.error == "Full"), "{seed}: {failures:?}");
         full += failures.len();
         seen += 1;
-    }
+        Ok::<_, String>(())
+    });
     assert!(full > seen, "{full} failures in {seen} runs");
 }
 
@@ -127,7 +125,7 @@ fn room_that_was_freed_and_flushed_is_had_again_on_a_full_disk() {
         }
         assert_eq!(run(vec![write(0)]), before, "seed {seed}: {:?}", guest.failures());
         full += 1;
-        if let Err(wrong) = bench.after_power_cut(seed).look(&guest) {
+        if let Err(wrong) = bench.ends(End::PowerCut, seed, &guest) {
             panic!("seed {seed}: {wrong}");
         }
     }

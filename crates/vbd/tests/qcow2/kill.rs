@@ -5,9 +5,9 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use ringtap_image::qcow2::Sabotage;
-use ringtap_sim::{Disk, Guest, Saved, random_asks};
+use ringtap_sim::{Bench as _, Disk, End, Guest, Saved, all_well, caught, random_asks, seeds};
 
-use crate::bench::{Bench, Watch, seeds};
+use crate::bench::Bench;
 
 const ASKS: usize = 40;
 
@@ -20,40 +20,26 @@ fn trial(mut bench: Bench) -> Result<(), String> {
         // Often so early that the next server is killed while it takes the image up.
         let most = if rng.bool() { 20 } else { 200 };
         bench.disk.cut_power_at_turn(rng.u64(1..most));
-        let watch = Watch::of_kills(&bench, &guest, 10);
         let asks = random_asks(&mut rng, bench.sectors(), ASKS);
-        bench.run(&guest, asks, false, Some(watch.clone())).map_err(|w| w.to_string())?;
-        if let Some(wrong) = watch.wrong() {
-            return Err(format!("a kill would leave: {wrong}"));
-        }
-        bench = bench.after_kill(rng.u64(..));
-        guest = guest.after_kill();
-        bench.after_kill(0).look_alive(&guest)?;
+        bench.run(&guest, asks, false, Some((End::Kill, 10)))?;
+        (bench, guest) = bench.ends(End::Kill, rng.u64(..), &guest)?;
     }
-    bench.after_power_cut(bench.seed).look(&guest)?;
-    Ok(())
+    bench.ends(End::PowerCut, bench.seed, &guest).map(drop)
 }
 
 #[test]
 fn a_killed_server_loses_nothing_that_was_acknowledged() {
-    for seed in seeds(150) {
-        if let Err(wrong) = trial(Bench::new(seed)) {
-            panic!("seed {seed}: {wrong}");
-        }
-    }
+    all_well(seeds(150), (), |seed| trial(Bench::new(seed)));
 }
 
 #[test]
 fn losing_the_log_is_noticed() {
     for sabotage in [Sabotage::RestartLogIgnored, Sabotage::RestartLogDropped] {
-        let caught = (0..30).filter(|seed| {
-            let mut bench = Bench::new(*seed);
+        caught(sabotage, 6, 30, |seed| {
+            let mut bench = Bench::new(seed);
             bench.sabotage = Some(sabotage);
             trial(bench).is_err()
         });
-        let caught = caught.count();
-        println!("{sabotage:?}: {caught} of 30");
-        assert!(caught > 5, "{sabotage:?} is hidden in all but {caught} of 30 seeds");
     }
 }
 
@@ -67,9 +53,9 @@ fn a_log_that_another_server_passed_by_is_void() {
         let mut asks = || random_asks(&mut rng, first.sectors(), ASKS);
         let guest = first.guest();
         first.run(&guest, asks(), false, None).expect("served");
-        let first = first.after_kill(seed);
+        let first = first.after(End::Kill, seed);
         let second = first.without_log();
-        let guest = second.look(&guest).expect("as after a power cut");
+        let guest = second.finds(&guest, End::PowerCut).expect("as after a power cut");
         second.run(&guest, asks(), false, None).expect("served");
         // Takes up its own log, makes that stable, and is killed.
         let holds = second.read_all().expect("read");
@@ -115,12 +101,12 @@ fn put_back(seed: u64, back: Back) -> Result<bool, String> {
     let mut rng = fastrand::Rng::with_seed(seed ^ 0x5a5a);
     let guest = bench.guest();
     let saved = copy_during(&bench, &guest, &mut rng);
-    bench = bench.after_kill(rng.u64(..));
+    bench = bench.after(End::Kill, rng.u64(..));
     // More is written after the copy was taken, and the server is killed with some of it in flight.
     let guest = guest.after_kill();
     bench.disk.cut_power_at_turn(rng.u64(20..200));
     bench.run(&guest, random_asks(&mut rng, bench.sectors(), ASKS), false, None).expect("served");
-    bench = bench.after_kill(rng.u64(..));
+    bench = bench.after(End::Kill, rng.u64(..));
     let file = bench.top();
     match back {
         Back::Copied => {
@@ -136,7 +122,7 @@ fn put_back(seed: u64, back: Back) -> Result<bool, String> {
             bench = bench.with_disk_of(&other);
         }
     }
-    let holds = bench.apart().without_log().read_all()?;
+    let holds = bench.after(End::Kill, 0).without_log().read_all()?;
     let found = match bench.read_all() {
         Err(refused) if refused.contains("--restart-log use") => return Ok(false),
         found => found?,
@@ -151,13 +137,10 @@ fn put_back(seed: u64, back: Back) -> Result<bool, String> {
 #[test]
 fn a_log_is_of_no_other_state_of_its_image() {
     let (mut all, mut refused) = (0, 0);
-    for seed in seeds(60) {
-        for back in [Back::Copied, Back::CopiedWithTime, Back::Written] {
-            let read = put_back(seed, back);
-            let read = read.unwrap_or_else(|wrong| panic!("seed {seed}, {back:?}: {wrong}"));
-            all += 1;
-            refused += u64::from(!read);
-        }
+    for back in [Back::Copied, Back::CopiedWithTime, Back::Written] {
+        let read = all_well(seeds(60), back, |seed| put_back(seed, back));
+        all += read.len();
+        refused += read.iter().filter(|read| !**read).count();
     }
     println!("{refused} of {all} refused");
     assert!(refused <= 1 + all / 1000, "{refused} of {all} refused");

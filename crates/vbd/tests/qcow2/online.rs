@@ -6,10 +6,10 @@ use std::rc::Rc;
 use ringtap_image::qcow2::{CreateOptions, Header, Parts, Qcow2, Report, Sabotage, create};
 use ringtap_image::{CacheMode, Container, Traits};
 use ringtap_io::{Io, Tasks};
-use ringtap_sim::{Disk, SECTOR, Sim, turn_all};
+use ringtap_sim::{Disk, SECTOR, Sim, seeds, turn_all};
 use ringtap_vbd::{Kind, Request, Vbd};
 
-use crate::bench::{Bench, SLOTS, seeds};
+use crate::bench::{Bench, SLOTS};
 use crate::common::Served;
 
 const ASKS: usize = 300;

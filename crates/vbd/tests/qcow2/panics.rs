@@ -4,9 +4,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
-use ringtap_sim::random_asks;
+use ringtap_sim::{Bench as _, End, random_asks, seeds};
 
-use crate::bench::{Bench, Watch, seeds};
+use crate::bench::Bench;
 
 const ASKS: usize = 40;
 
@@ -41,24 +41,18 @@ fn trial(mut bench: Bench) -> Result<usize, String> {
     let (mut guest, mut panics) = (bench.guest(), 0);
     for _ in 0..4 {
         let most = if rng.bool() { 30 } else { 300 };
-        let watch = Watch::of_kills(&bench, &guest, 10);
         let seen = set_trap(&mut bench, rng.u64(1..most));
         let asks = random_asks(&mut rng, bench.sectors(), ASKS);
-        bench.run(&guest, asks, true, Some(watch.clone())).map_err(|w| w.to_string())?;
+        bench.run(&guest, asks, true, Some((End::Kill, 10)))?;
         bench.trap = None;
-        if let Some(wrong) = watch.wrong() {
-            return Err(format!("a kill would leave: {wrong}"));
-        }
         if seen.touched.load(SeqCst) {
             return Err("the image of a disk that is stopped was used".to_owned());
         }
         panics += usize::from(seen.panicked.load(SeqCst));
-        bench = bench.after_kill(rng.u64(..));
-        guest = guest.after_kill();
-        bench.look_alive(&guest)?;
+        bench = bench.after(End::Kill, rng.u64(..));
+        guest = bench.finds(&guest, End::Kill)?;
     }
-    bench.after_power_cut(bench.seed).look(&guest)?;
-    Ok(panics)
+    bench.ends(End::PowerCut, bench.seed, &guest).map(|_| panics)
 }
 
 #[test]

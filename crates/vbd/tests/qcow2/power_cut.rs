@@ -1,8 +1,8 @@
 //! Power cuts at any turn, over chains of images of every kind.
 
-use ringtap_sim::SECTOR;
+use ringtap_sim::{Bench as _, End, SECTOR, all_well, seeds};
 
-use crate::bench::{Bench, Watch, seeds};
+use crate::bench::Bench;
 
 const ASKS: usize = 40;
 
@@ -17,13 +17,9 @@ pub fn trial(mut bench: Bench, every: u64) -> Result<(), String> {
         if rng.bool() {
             bench.disk.cut_power_at_turn(rng.u64(1..150));
         }
-        let watch = Watch::new(&bench, &guest, every);
         let asks = bench.asks(&mut rng, ASKS);
         let close = rng.bool();
-        bench.run(&guest, asks, close, Some(watch.clone())).map_err(|w| w.to_string())?;
-        if let Some(wrong) = watch.wrong() {
-            return Err(format!("a power cut would leave: {wrong}"));
-        }
+        bench.run(&guest, asks, close, Some((End::PowerCut, every)))?;
         let failures = guest.failures();
         // What is compressed goes to new room each time: a small device may have none before a flush.
         let may_fail = |error: &str| !sound || bench.packs && error == "Full";
@@ -38,8 +34,7 @@ pub fn trial(mut bench: Bench, every: u64) -> Result<(), String> {
             }
         }
         bench.disk.cut_power_at_turn(u64::MAX);
-        bench = bench.after_power_cut(rng.u64(..));
-        guest = bench.look(&guest).map_err(|wrong| format!("after the cut: {wrong}"))?;
+        (bench, guest) = bench.ends(End::PowerCut, rng.u64(..), &guest)?;
         if rng.bool() {
             bench.take_snapshot(&mut rng);
         }
@@ -55,18 +50,10 @@ pub fn trial(mut bench: Bench, every: u64) -> Result<(), String> {
 
 #[test]
 fn power_cuts_leave_what_was_promised() {
-    for seed in seeds(60) {
-        if let Err(wrong) = trial(Bench::new(seed), 8) {
-            panic!("seed {seed}: {wrong}");
-        }
-    }
+    all_well(seeds(60), (), |seed| trial(Bench::new(seed), 8));
 }
 
 #[test]
 fn power_cuts_leave_what_was_compressed() {
-    for seed in seeds(40) {
-        if let Err(wrong) = trial(Bench::packing(seed), 8) {
-            panic!("seed {seed}: {wrong}");
-        }
-    }
+    all_well(seeds(40), "packing", |seed| trial(Bench::packing(seed), 8));
 }

@@ -1,16 +1,13 @@
 //! A simulated disk with a chain of VHDs on it, and a guest's view of it.
 
-pub use ringtap_sim::seeds;
-use std::cell::RefCell;
-use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::AtomicU64;
 
 use ringtap_image::vhd::{self, CreateOptions, Kind as VhdKind, Parent};
 use ringtap_image::{CacheMode, Container, Identity, Image, RestartLog, Traits};
-use ringtap_io::{File, Io, Tasks};
+use ringtap_io::{File, Io};
 use ringtap_sim::{
-    Ask, Chances, Disk, Guest, Promise, SECTOR, Sim, hear_of_cut, random_asks, read_all, turn_all,
+    Ask, Bench as _, Disk, End, Ends, Guest, Promise, Run, SECTOR, random_asks, read_all,
 };
 use ringtap_vbd::Vbd;
 
@@ -51,9 +48,6 @@ pub struct Bench {
     pub blind: bool,
 }
 
-/// Somebody who looks at the disk at every turn.
-type Hook = Rc<RefCell<dyn FnMut(&Disk)>>;
-
 /// Memory for a log that has to be flushed often.
 pub fn blank() -> Arc<[AtomicU64]> {
     (0..RestartLog::words_for(60)).map(|_| AtomicU64::new(0)).collect()
@@ -64,9 +58,7 @@ pub fn run<T: 'static, F: Future<Output = T> + 'static>(
     disk: &Disk,
     task: impl FnOnce(Io) -> F,
 ) -> T {
-    let mut tasks = Tasks::new(Box::new(Sim::new(disk, 1).chances(Chances::NEVER)));
-    let io = tasks.io().clone();
-    tasks.block_on(task(io)).expect("the simulation runs")
+    Run::new(disk, 1).quiet().task(task)
 }
 
 impl Bench {
@@ -91,11 +83,11 @@ impl Bench {
         };
         let mut guest = guest;
         for _ in 0..children {
-            bench.run(&guest, random_asks(&mut rng, SECTORS, 12), false);
+            bench.run(&guest, random_asks(&mut rng, SECTORS, 12), false).expect("served");
             assert!(guest.failures().is_empty(), "{:?}", guest.failures());
             bench.close();
             bench.add(VhdKind::Differencing, &mut rng);
-            guest = guest.after_power_cut(&bench.read_all()).expect("the child shows its parent");
+            guest = bench.finds(&guest, End::PowerCut).expect("the child shows its parent");
         }
         (bench, guest)
     }
@@ -185,7 +177,7 @@ impl Bench {
     }
 
     /// Open, check and read all that is there. An error tells what is wrong.
-    pub fn look(&self) -> Result<Vec<u8>, String> {
+    pub fn read_whole(&self) -> Result<Vec<u8>, String> {
         let bench = self.clone();
         run(&self.disk, move |io| async move {
             let file = *bench.chain.last().expect("a chain has an image");
@@ -206,35 +198,9 @@ impl Bench {
         found.map_err(|error| error.to_string())
     }
 
-    pub fn read_all(&self) -> Vec<u8> {
-        self.look().unwrap_or_else(|error| panic!("seed {}: {error}", self.seed))
-    }
-
-    pub fn check(&self, guest: &Guest) -> Result<(), String> {
-        let values = ringtap_sim::stamps(&self.look()?, 0).map_err(|error| error.to_string())?;
-        guest.model().check_disk_after_cut(&values).map_err(|wrong| wrong.to_string())
-    }
-
-    /// After a power cut: what was in memory is gone.
-    pub fn on(&self, disk: Disk) -> Bench {
-        Bench { disk, words: blank(), ..self.clone() }
-    }
-
-    /// What the server leaves if it is killed now.
-    pub fn after_kill(&self, disk: &Disk, seed: u64) -> Bench {
-        let words = self.words.iter().map(|word| AtomicU64::new(word.load(SeqCst))).collect();
-        Bench { disk: disk.after_kill(seed), words, ..self.clone() }
-    }
-
-    /// The image as a killed server left it, served anew: a guest that lives on finds what it knows.
-    pub fn look_alive(&self, guest: &Guest) -> Result<(), String> {
-        self.close();
-        guest.may_find(&self.look()?).map_err(|wrong| wrong.to_string())
-    }
-
     /// Let the guest ask, on one queue or two, until it has no more to ask or the power goes; with
-    /// `watch`, look at every turn at what a cut would leave. Gives what was wrong first.
-    pub fn run(&self, guest: &Guest, asks: Vec<Ask>, watch: bool) -> Option<String> {
+    /// `watch`, look at every turn at what a cut would leave. An error is what was wrong first.
+    pub fn run(&self, guest: &Guest, asks: Vec<Ask>, watch: bool) -> Result<(), String> {
         self.run_after(guest, asks, watch, |_| ())
     }
 
@@ -245,7 +211,7 @@ impl Bench {
         asks: Vec<Ask>,
         watch: bool,
         faults: impl FnOnce(&Disk),
-    ) -> Option<String> {
+    ) -> Result<(), String> {
         let vbd = self.vbd(false);
         faults(&self.disk);
         self.run_on(&vbd, guest, asks, watch)
@@ -257,52 +223,28 @@ impl Bench {
         guest: &Guest,
         asks: Vec<Ask>,
         look: impl FnMut(&Disk) + 'static,
-    ) -> Option<String> {
-        self.run_hooked(&self.vbd(false), guest, asks, Some(Rc::new(RefCell::new(look))))
+    ) -> Result<(), String> {
+        let run = Run::new(&self.disk, self.seed).watched(look);
+        serve(run, &self.vbd(false), guest, asks)
     }
 
     /// As [`Bench::run`], on an image that is open and stays so.
-    pub fn run_on(&self, vbd: &Vbd, guest: &Guest, asks: Vec<Ask>, watch: bool) -> Option<String> {
-        let wrong: Rc<RefCell<Option<String>>> = Rc::default();
-        let hook = watch.then(|| {
-            let (bench, guest, wrong) = (self.clone(), guest.clone(), wrong.clone());
-            let mut turn = 0;
-            let look = move |cut: &Disk| {
-                turn += 1;
-                let left = cut.after_power_cut(turn * 7 + bench.seed);
-                if let Err(what) = bench.on(left).check(&guest) {
-                    wrong.borrow_mut().get_or_insert(format!("cut at {turn}: {what}"));
-                }
-            };
-            Rc::new(RefCell::new(look)) as Hook
-        });
-        let end = self.run_hooked(vbd, guest, asks, hook);
-        let wrong = wrong.borrow_mut().take();
-        wrong.or(end)
-    }
-
-    fn run_hooked(
+    pub fn run_on(
         &self,
         vbd: &Vbd,
         guest: &Guest,
         asks: Vec<Ask>,
-        hook: Option<Hook>,
-    ) -> Option<String> {
-        let queues = 1 + self.seed % 2;
-        let mut all: Vec<Tasks> = (0..queues)
-            .map(|queue| {
-                let sim = Sim::new(&self.disk, self.seed ^ (queue << 32));
-                Tasks::new(Box::new(match hook.clone() {
-                    Some(hook) => sim.at_every_turn(move |disk| (hook.borrow_mut())(disk)),
-                    None => sim,
-                }))
-            })
-            .collect();
-        let slots = SLOTS / all.len();
-        guest.spawn_on(&mut all, || Served::new(vbd.fork()), slots, asks);
-        turn_all(&self.disk, &mut all);
-        hear_of_cut(&self.disk, &mut all);
-        guest.wrong().map(|wrong| wrong.to_string())
+        watch: bool,
+    ) -> Result<(), String> {
+        let (run, ends, seed) = (Run::new(&self.disk, self.seed), Ends::default(), self.seed);
+        let run = match watch {
+            true => run.watched(
+                ends.watch_bench(self, guest, End::PowerCut, move |turn| [turn * 7 + seed]),
+            ),
+            false => run,
+        };
+        let end = serve(run, vbd, guest, asks);
+        ends.seen().and(end)
     }
 
     /// Close in good order.
@@ -312,5 +254,28 @@ impl Bench {
             let vbd = Vbd::new(bench.open(&io, false).await, CacheMode::None);
             vbd.close(&io).await.expect("closed");
         });
+    }
+}
+
+fn serve(run: Run, vbd: &Vbd, guest: &Guest, asks: Vec<Ask>) -> Result<(), String> {
+    let end = run.guest(guest, || Served::new(vbd.fork()), SLOTS, asks);
+    end.map_err(|wrong| wrong.to_string())
+}
+
+impl ringtap_sim::Bench for Bench {
+    fn disk(&self) -> &Disk {
+        &self.disk
+    }
+
+    fn on(&self, disk: Disk, end: End) -> Bench {
+        Bench { disk, words: end.leaves(&self.words), ..self.clone() }
+    }
+
+    /// After a kill the image is taken up and closed before; it is without contradictions.
+    fn look(&self, after: End) -> Result<Vec<u8>, String> {
+        if after == End::Kill {
+            self.close();
+        }
+        self.read_whole()
     }
 }

@@ -11,75 +11,59 @@ use std::rc::Rc;
 
 use ringtap_image::vhd::{self, Sabotage};
 use ringtap_io::Tasks;
-use ringtap_sim::{Ask, Disk, Fault, SECTOR, Sim, random_asks};
+use ringtap_sim::{
+    Ask, Bench as _, Disk, End, Fault, SECTOR, Sim, all_well, caught, random_asks, seeds,
+};
 use ringtap_vbd::{Kind, Request};
 
-use bench::{Bench, CASES, Case, SECTORS, SLOTS, run, seeds};
+use bench::{Bench, CASES, Case, SECTORS, SLOTS, run};
 use common::Served;
 
 /// Look at a cut at every turn; let the power go at one of them; open what is left; go on; cut again.
-fn trial(seed: u64, case: Case, sabotage: Option<Sabotage>) -> Option<String> {
+fn trial(seed: u64, case: Case, sabotage: Option<Sabotage>) -> Result<(), String> {
     let mut rng = fastrand::Rng::with_seed(seed);
     let (mut bench, mut guest) = Bench::new(seed, case);
     for _ in 0..2 {
         let cut = (rng.u8(0..4) > 0).then(|| rng.u64(1..120));
         let asks = random_asks(&mut rng, SECTORS, 30);
         vhd::sabotage(sabotage);
-        let wrong = bench.run_after(&guest, asks, true, |disk| {
+        let end = bench.run_after(&guest, asks, true, |disk| {
             if let Some(turns) = cut {
                 disk.cut_power_at_turn(disk.turns() + turns);
             }
         });
         vhd::sabotage(None);
-        if wrong.is_some() {
-            return wrong;
-        }
+        end?;
         let failures = guest.failures();
         assert!(failures.is_empty(), "seed {seed}, {case:?}: {failures:?}");
-        bench = bench.on(bench.disk.after_power_cut(rng.u64(..)));
-        let found = match bench.look() {
-            Ok(found) => found,
-            Err(error) => return Some(error),
-        };
-        guest = match guest.after_power_cut(&found) {
-            Ok(guest) => guest,
-            Err(wrong) => return Some(wrong.to_string()),
-        };
+        (bench, guest) = bench.ends(End::PowerCut, rng.u64(..), &guest)?;
     }
-    None
+    Ok(())
 }
 
 /// A killed server is no power cut: the guest lives on, and finds all that was acknowledged, flushed or
 /// not.
 #[test]
 fn a_killed_server_loses_nothing_that_was_acknowledged() {
-    for (case, seed) in CASES.into_iter().flat_map(|case| seeds(12).map(move |seed| (case, seed))) {
-        let mut rng = fastrand::Rng::with_seed(seed);
-        let (mut bench, mut guest) = Bench::new(seed, case);
-        for _ in 0..4 {
-            let turns = rng.u64(1..120);
-            let asks = random_asks(&mut rng, SECTORS, 40);
-            let cut = |disk: &Disk| disk.cut_power_at_turn(disk.turns() + turns);
-            if let Some(wrong) = bench.run_after(&guest, asks, false, cut) {
-                panic!("seed {seed}, {case:?}: {wrong}");
+    for case in CASES {
+        all_well(seeds(12), case, |seed| {
+            let mut rng = fastrand::Rng::with_seed(seed);
+            let (mut bench, mut guest) = Bench::new(seed, case);
+            for _ in 0..4 {
+                let turns = rng.u64(1..120);
+                let asks = random_asks(&mut rng, SECTORS, 40);
+                let cut = |disk: &Disk| disk.cut_power_at_turn(disk.turns() + turns);
+                bench.run_after(&guest, asks, false, cut)?;
+                (bench, guest) = bench.ends(End::Kill, rng.u64(..), &guest)?;
             }
-            bench = bench.after_kill(&bench.disk, rng.u64(..));
-            guest = guest.after_kill();
-            let alive = bench.after_kill(&bench.disk, 0).look_alive(&guest);
-            alive.unwrap_or_else(|wrong| panic!("seed {seed}, {case:?}: {wrong}"));
-        }
-        // And what a power cut may take after all that is what was never flushed.
-        let left = bench.on(bench.disk.after_power_cut(seed));
-        left.check(&guest).unwrap_or_else(|wrong| panic!("seed {seed}, {case:?}: {wrong}"));
+            // And what a power cut may take after all that is what was never flushed.
+            bench.ends(End::PowerCut, seed, &guest)
+        });
     }
 }
 
 fn try_power_cuts(case: Case) {
-    for seed in seeds(8) {
-        if let Some(wrong) = trial(seed, case, None) {
-            panic!("seed {seed}, {case:?}: {wrong}");
-        }
-    }
+    all_well(seeds(8), case, |seed| trial(seed, case, None));
 }
 
 #[test]
@@ -112,9 +96,7 @@ fn sabotage_is_caught() {
         (Case::Differencing, Sabotage::NoBarrier),
         (Case::Differencing, Sabotage::BitsFirst),
     ] {
-        let caught = (0..16).filter(|seed| trial(*seed, case, Some(sabotage)).is_some()).count();
-        println!("{case:?}, {sabotage:?}: {caught} of 16");
-        assert!(caught > 0, "{case:?} hides {sabotage:?} in all but {caught} of 16 seeds");
+        caught((case, sabotage), 1, 16, |seed| trial(seed, case, Some(sabotage)).is_err());
     }
 }
 
@@ -130,20 +112,19 @@ fn run_with_fault(seed: u64, case: Case, n: u64, fault: Fault) -> bool {
     let vbd = bench.vbd(false);
     let last = bench.disk.operations() + n;
     bench.disk.fail_operations(last..last + 1, fault);
-    if let Some(wrong) = bench.run_on(&vbd, &guest, asks, false) {
+    if let Err(wrong) = bench.run_on(&vbd, &guest, asks, false) {
         panic!("{context}: {wrong}");
     }
     let met = bench.disk.operations() >= last;
     bench.disk.heal();
     let failures = guest.failures().len();
-    if let Some(wrong) = bench.run_on(&vbd, &guest, vec![Ask::Flush], false) {
+    if let Err(wrong) = bench.run_on(&vbd, &guest, vec![Ask::Flush], false) {
         panic!("{context}: {wrong}");
     }
     // Through the page cache a failed flush is never made good.
     let stays_failed = failures > 0 && bench.align == 1;
     assert!(guest.failures().len() == failures || stays_failed, "{context}");
-    let left = bench.on(bench.disk.after_power_cut(seed));
-    if let Err(wrong) = guest.after_power_cut(&left.read_all()) {
+    if let Err(wrong) = bench.ends(End::PowerCut, seed, &guest) {
         panic!("{context}: {wrong}");
     }
     met
@@ -169,22 +150,21 @@ fn every_operation_may_fail_once() {
 fn a_flush_that_failed_is_made_good() {
     let mut failed = 0;
     for case in [Case::Dynamic, Case::DynamicOnDevice, Case::Differencing] {
-        for seed in seeds(8) {
+        let flushes = all_well(seeds(8), case, |seed| {
             let mut rng = fastrand::Rng::with_seed(seed);
             let (mut bench, guest) = Bench::new(seed, case);
             bench.align = bench.align.max(512);
             let asks = random_asks(&mut rng, SECTORS, 40);
-            let wrong = bench.run_after(&guest, asks, true, |disk| {
+            let end = bench.run_after(&guest, asks, true, |disk| {
                 for _ in 0..4 {
                     let n = disk.operations() + rng.u64(5..100);
                     disk.fail_operations(n..n + 1, Fault::Errno(libc::EIO));
                 }
             });
-            if let Some(wrong) = wrong {
-                panic!("seed {seed}, {case:?}: {wrong}");
-            }
-            failed += guest.failures().iter().filter(|failure| failure.ask == Ask::Flush).count();
-        }
+            let flushes = guest.failures().into_iter().filter(|failure| failure.ask == Ask::Flush);
+            end.map(|()| flushes.count())
+        });
+        failed += flushes.into_iter().sum::<usize>();
     }
     assert!(failed > 0);
 }
@@ -193,26 +173,21 @@ fn a_flush_that_failed_is_made_good() {
 fn a_full_disk_fails_writes_and_loses_nothing() {
     let mut full = 0;
     for case in [Case::Dynamic, Case::Differencing] {
-        for seed in seeds(8) {
+        all_well(seeds(8), case, |seed| {
             let mut rng = fastrand::Rng::with_seed(seed);
             let (bench, guest) = Bench::new(seed, case);
             let used: u64 = bench.chain.iter().map(|file| bench.disk.allocated(*file)).sum();
             let asks = random_asks(&mut rng, SECTORS, 40);
-            let wrong = bench.run_after(&guest, asks, true, |disk| {
+            bench.run_after(&guest, asks, true, |disk| {
                 disk.limit_space(used + rng.u64(8..80) * 512);
                 disk.cut_power_at_turn(disk.turns() + rng.u64(40..250));
-            });
-            if let Some(wrong) = wrong {
-                panic!("seed {seed}, {case:?}: {wrong}");
-            }
-            let left = bench.on(bench.disk.after_power_cut(seed));
-            if let Err(wrong) = guest.after_power_cut(&left.read_all()) {
-                panic!("seed {seed}, {case:?}: {wrong}");
-            }
+            })?;
+            bench.ends(End::PowerCut, seed, &guest)?;
             let failures = guest.failures();
             assert!(failures.iter().all(|failure| failure.error == "Full"), "{failures:?}");
             full += failures.len();
-        }
+            Ok::<_, String>(())
+        });
     }
     assert!(full > 10, "{full}");
 }
@@ -236,8 +211,9 @@ fn a_clean_close_leaves_a_footer_at_the_very_end() {
             assert_eq!((report.footers, report.leaked), (vec![], 0), "seed {seed}");
         });
         // Closed is stable.
-        let left = bench.on(bench.disk.after_power_cut(seed));
-        assert_eq!(left.read_all(), bench.read_all(), "seed {seed}");
+        let left = bench.after(End::PowerCut, seed).read_whole();
+        assert_eq!(left, bench.read_whole(), "seed {seed}");
+        assert!(left.is_ok(), "seed {seed}: {left:?}");
     }
 }
 
