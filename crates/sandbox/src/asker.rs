@@ -62,10 +62,10 @@ mod tests {
 
     #[test]
     fn words_name_a_program_or_do_not() {
-        let (folder, binary) = (Path::new("/work"), Path::new("/work/new"));
+        let (folder, binary) = (Path::new("/srv"), Path::new("/srv/new"));
         let asks = |words: &str| names(words.replace(' ', "\0").as_bytes(), folder, binary);
         assert!(asks("ringtap upgrade unix:c --binary new "));
-        assert!(asks("ringtap upgrade --binary=/work/new unix:c "));
+        assert!(asks("ringtap upgrade --binary=/srv/new unix:c "));
         assert!(asks("ringtap --io threads upgrade --binary ./new "));
         for words in [
             "",
@@ -104,8 +104,8 @@ mod tests {
 
     #[test]
     fn a_process_asks_for_itself() {
-        let binary = Path::new("/work/new");
-        let good = asker(&["ringtap", "upgrade", "--binary", "/work/new"]);
+        let binary = Path::new("/srv/new");
+        let good = asker(&["ringtap", "upgrade", "--binary", "/srv/new"]);
         let of = |by: u32| asks_for(by, binary, 1_000_000_000);
         let own = fs::read_to_string("/proc/self/status").expect("its status");
         match own.lines().any(|line| line == "Seccomp:\t0") {
@@ -114,7 +114,7 @@ mod tests {
             false => assert!(of(good.0.id()).is_err_and(|why| why.contains("confined itself"))),
         }
         assert!(asks_for(good.0.id(), binary, good.0.id()).is_err(), "the server itself");
-        assert!(asks_for(good.0.id(), Path::new("/work/other"), 7).is_err());
+        assert!(asks_for(good.0.id(), Path::new("/srv/other"), 7).is_err());
         let none = asker(&["ringtap", "upgrade"]);
         assert!(of(none.0.id()).is_err() && of(std::process::id()).is_err() && of(0).is_err());
         let gone = none.0.id();
