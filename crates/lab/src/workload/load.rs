@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use serde::Deserialize;
+use ringtap_load::{Latency, Outcome};
 
 use super::fio::{BEYOND, Job, carried};
 use super::two::Load;
@@ -39,32 +39,6 @@ fn with(on: [String; 2], job: Job, settings: &Settings) -> Vec<String> {
     args
 }
 
-#[derive(Deserialize)]
-struct Outcome {
-    seconds: f64,
-    #[serde(default)]
-    ended_ms: Option<f64>,
-    bytes: f64,
-    ios: f64,
-    iops: f64,
-    bw_bytes: f64,
-    lat_ns: Latency,
-    cpu_seconds: f64,
-    errors: u64,
-    #[serde(default)]
-    first_error: Option<String>,
-    #[serde(default)]
-    total_ios: Option<f64>,
-}
-
-#[derive(Deserialize)]
-struct Latency {
-    p50: f64,
-    p90: f64,
-    p99: f64,
-    p999: f64,
-}
-
 /// A load and its measured time, in milliseconds since 1970.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Timed {
@@ -77,17 +51,15 @@ pub struct Timed {
 /// Reads its JSON for one of two loads at once.
 pub fn timed(text: &str) -> Result<Timed> {
     let outcome = outcome(text)?;
-    let ended = outcome.ended_ms.ok_or_else(|| wrong("it does not say when it ended".into()))?;
-    let p99 = Some(outcome.lat_ns.p99).filter(|p99| *p99 > 0.0 && outcome.ios * 0.01 >= BEYOND);
+    let Outcome { ended_ms: ended, seconds, iops, .. } = outcome;
+    if ended == 0.0 {
+        return Err(wrong("it does not say when it ended".into()));
+    }
+    let (ios, p99) = (outcome.ios as f64, outcome.lat_ns.p99 as f64);
+    let p99 = Some(p99).filter(|p99| *p99 > 0.0 && ios * 0.01 >= BEYOND);
     Ok(Timed {
-        load: Load {
-            iops: outcome.iops,
-            ios: outcome.ios,
-            p99,
-            seconds: outcome.seconds,
-            cpu: outcome.cpu_seconds,
-        },
-        span: (ended - 1e3 * outcome.seconds, ended),
+        load: Load { iops, ios, p99, seconds, cpu: outcome.cpu_seconds },
+        span: (ended - 1e3 * seconds, ended),
     })
 }
 
@@ -117,7 +89,7 @@ fn outcome(text: &str) -> Result<Outcome> {
         let first = outcome.first_error.unwrap_or_else(|| "not said which".into());
         return Err(wrong(format!("{} requests failed, the first: {first}", outcome.errors)));
     }
-    if outcome.ios == 0.0 {
+    if outcome.ios == 0 {
         return Err(wrong("not one I/O was done in the time measured".into()));
     }
     Ok(outcome)
@@ -126,18 +98,18 @@ fn outcome(text: &str) -> Result<Outcome> {
 /// Reads its JSON.
 pub fn parse(text: &str) -> Result<Measured> {
     let outcome = outcome(text)?;
-    let mut metrics = Metrics::new();
+    let (mut metrics, ios) = (Metrics::new(), outcome.ios as f64);
     metrics.insert(Metric::Iops, outcome.iops.into());
     metrics.insert(Metric::Bandwidth, outcome.bw_bytes.into());
-    metrics.insert(Metric::ClientCpu, (outcome.cpu_seconds / outcome.ios * 1e6).into());
-    let Latency { p50, p90, p99, p999 } = outcome.lat_ns;
-    carried(&mut metrics, outcome.ios, [p50, p90, p99, p999].map(Some));
-    let all = outcome.total_ios.unwrap_or(outcome.ios);
+    metrics.insert(Metric::ClientCpu, (outcome.cpu_seconds / ios * 1e6).into());
+    let Latency { p50, p90, p99, p999, .. } = outcome.lat_ns;
+    carried(&mut metrics, ios, [p50, p90, p99, p999].map(|percentile| Some(percentile as f64)));
+    let all = outcome.total_ios as f64;
     Ok(Measured {
         metrics,
         ios: Some(all),
         // In the ramp as well.
-        asked: Some(outcome.bytes / outcome.ios * all),
+        asked: Some(outcome.bytes as f64 / ios * all),
         ..Measured::default()
     })
 }
@@ -147,9 +119,13 @@ mod tests {
     use super::*;
 
     fn text(ios: u64, errors: u64) -> String {
+        let latency =
+            r#"{"p50": 100, "p90": 150, "p99": 200, "p999": 300, "max": 400, "mean": 110.0}"#;
         format!(
-            r#"{{"seconds": 0.5, "ended_ms": 1000500.0, "bytes": {}, "ios": {ios}, "iops": 90000.5, "bw_bytes": 368642048.0, "cpu_seconds": 0.25, "errors": {errors},
-            "lat_ns": {{"p50": 100, "p90": 150, "p99": 200, "p999": 300, "max": 400, "mean": 110.0}}, "total_ios": 60000}}"#,
+            r#"{{"driver": "virtio", "target": "a", "rw": "randread", "bs": 4096, "depth": 1, "queues": 1,
+            "seconds": 0.5, "ended_ms": 1000500.0, "bytes": {}, "ios": {ios}, "iops": 90000.5, "bw_bytes": 368642048.0,
+            "cpu_seconds": 0.25, "errors": {errors}, "lat_ns": {latency}, "flushes": 0, "flush_lat_ns": {latency},
+            "total_ios": 60000, "total_writes": 0}}"#,
             ios * 4096
         )
     }
