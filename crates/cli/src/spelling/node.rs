@@ -70,7 +70,11 @@ impl Node {
         let (mut driver, mut protocol) = (None, None);
         let mut server = Server::default();
         let mut ceph = Ceph::default();
-        for (key, value) in facts {
+        for (at, (key, value)) in facts.iter().enumerate() {
+            // Of what is said twice the last holds.
+            if facts[at + 1..].iter().any(|(later, _)| later == key) {
+                continue;
+            }
             // What lies in the file is a file's own.
             let (within, own) = match key.strip_prefix("file.") {
                 Some(own) => (true, own),

@@ -76,6 +76,11 @@ fn what_qemu_describes_is_named_by_its_path() {
             "ringtap commit --secret file:k --secret file:l -f qcow2 x",
         ),
         (
+            "ringtap check --object secret,id=b,file=l --image-opts \
+             driver=luks,key-secret=a,file.filename=y,key-secret=b,file.filename=x",
+            "ringtap check --secret file:l -f luks x",
+        ),
+        (
             "ringtap snapshot -l --image-opts driver=qcow2,read-only=on,file.filename=a",
             "ringtap snapshot -f qcow2 -l a",
         ),
