@@ -1,4 +1,5 @@
-//! Progress of long work: on a terminal, once it takes longer than two seconds; or as asked.
+//! Progress of long work: a bar on a terminal, once it takes longer than two seconds; as asked by `-p` in qemu-img's form,
+//! which scripts read.
 
 use std::io::{IsTerminal, Write, stderr, stdout};
 use std::sync::Arc;
@@ -7,12 +8,15 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use ringtap_vbd::Progress;
 
 use crate::args::Output;
 
 /// How long work may take before a terminal is told of it.
 const SOON: Duration = Duration::from_secs(2);
+/// How often it is looked at.
+const LOOK: Duration = Duration::from_millis(200);
 
 /// Options about what is said on the way.
 #[derive(Clone, Copy, Debug, Default, Args)]
@@ -35,6 +39,11 @@ impl Talk {
     pub(crate) fn beside(self, output: Output) -> Talk {
         Talk { beside: output == Output::Json, ..self }
     }
+
+    /// Of a verb that takes no `-p`.
+    pub(crate) fn unasked(quiet: bool) -> Talk {
+        Talk { quiet, ..Talk::default() }
+    }
 }
 
 /// Shows how far the work is, until dropped.
@@ -45,46 +54,65 @@ pub(crate) struct Bar {
 impl Bar {
     /// Show how much of `total` bytes is done.
     pub(crate) fn show(talk: Talk, progress: &Arc<Progress>, total: u64) -> Bar {
-        let progress = progress.clone();
-        let line = move |_| {
-            let part = progress.done() as f64 / total.max(1) as f64;
+        let (progress, total) = (progress.clone(), total.max(1));
+        if !talk.progress {
+            let bar = styled(total, "{bar:24} {percent:>3} %  {eta} left");
+            return Bar::drawn(talk, bar, move |bar| bar.set_position(progress.done().min(total)));
+        }
+        let line = move || {
+            let part = progress.done() as f64 / total as f64;
             format!("    ({:.2}/100%)", part.min(1.0) * 100.0)
         };
-        match wait(talk, stderr().is_terminal()) {
+        match talk {
+            Talk { quiet: true, .. } => Bar { thread: None },
+            Talk { beside: true, .. } => Bar::lines(stderr(), line),
             // Asked for, it is a result.
-            Some(wait) if talk.progress && !talk.beside => Bar::after(wait, stdout(), line),
-            Some(wait) => Bar::after(wait, stderr(), line),
-            None => Bar { thread: None },
+            _ => Bar::lines(stdout(), line),
         }
     }
 
     /// Show for how long it has gone on, of work whose end is not known.
     pub(crate) fn ticking(talk: Talk) -> Bar {
-        match wait(Talk { progress: false, ..talk }, stderr().is_terminal()) {
-            Some(wait) => Bar::after(wait, stderr(), elapsed),
-            None => Bar { thread: None },
-        }
+        Bar::drawn(talk, styled(1, "{spinner} {elapsed}"), ProgressBar::tick)
     }
 
-    fn after(
-        wait: Duration,
+    /// A bar on a terminal, once the work takes long.
+    fn drawn(talk: Talk, bar: ProgressBar, look: impl Fn(&ProgressBar) + Send + 'static) -> Bar {
+        if talk.quiet || !stderr().is_terminal() {
+            return Bar { thread: None };
+        }
+        let began = Instant::now();
+        Bar::every_while(move |over| {
+            if bar.is_hidden() && began.elapsed() > SOON {
+                bar.set_draw_target(ProgressDrawTarget::stderr());
+            }
+            look(&bar);
+            if over {
+                bar.abandon();
+            }
+        })
+    }
+
+    /// The line of qemu-img's `-p`, over and over.
+    fn lines(
         mut to: impl Write + Send + 'static,
-        line: impl Fn(Duration) -> String + Send + 'static,
+        line: impl Fn() -> String + Send + 'static,
     ) -> Bar {
+        Bar::every_while(move |over| {
+            let end = if over { "\n" } else { "" };
+            // In one write, as others may write there too. Nobody may read it.
+            let line = format!("{}\r{end}", line());
+            let _ = to.write_all(line.as_bytes()).and_then(|()| to.flush());
+        })
+    }
+
+    /// Look every while, and once when it is over.
+    fn every_while(mut look: impl FnMut(bool) + Send + 'static) -> Bar {
         let (end, ended) = channel();
         let thread = std::thread::spawn(move || {
-            let began = Instant::now();
-            let mut shown = false;
             loop {
-                let over = ended.recv_timeout(Duration::from_millis(200));
-                shown |= began.elapsed() > wait;
-                let over = !matches!(over, Err(RecvTimeoutError::Timeout));
-                if shown {
-                    let end = if over { "\n" } else { "" };
-                    // In one write, as others may write there too. Nobody may read it.
-                    let line = format!("{}\r{end}", line(began.elapsed()));
-                    let _ = to.write_all(line.as_bytes()).and_then(|()| to.flush());
-                }
+                let over = ended.recv_timeout(LOOK) != Err(RecvTimeoutError::Timeout);
+                look(over);
                 if over {
                     return;
                 }
@@ -94,16 +122,12 @@ impl Bar {
     }
 }
 
-fn elapsed(time: Duration) -> String {
-    format!("    ({} s)", time.as_secs())
-}
-
-/// How long to be silent; none: for ever.
-fn wait(talk: Talk, terminal: bool) -> Option<Duration> {
-    match talk {
-        Talk { quiet: true, .. } => None,
-        Talk { progress: true, .. } => Some(Duration::ZERO),
-        _ => terminal.then_some(SOON),
+/// A bar that is not shown yet.
+fn styled(total: u64, template: &str) -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::hidden());
+    match ProgressStyle::with_template(template) {
+        Ok(style) => bar.with_style(style),
+        Err(_) => bar,
     }
 }
 
@@ -121,21 +145,6 @@ mod tests {
     use super::*;
     use std::sync::Mutex;
 
-    #[test]
-    fn only_a_terminal_is_told_unasked_and_not_at_once() {
-        let talk = |progress, quiet| Talk { progress, quiet, beside: false };
-        for (talk, terminal, silent) in [
-            (talk(false, false), false, None),
-            (talk(false, false), true, Some(SOON)),
-            (talk(true, false), false, Some(Duration::ZERO)),
-            (talk(true, false), true, Some(Duration::ZERO)),
-            (talk(false, true), true, None),
-            (talk(true, true), true, None),
-        ] {
-            assert_eq!(wait(talk, terminal), silent, "{talk:?}, a terminal: {terminal}");
-        }
-    }
-
     #[derive(Clone, Default)]
     struct Said(Arc<Mutex<Vec<u8>>>);
 
@@ -150,13 +159,17 @@ mod tests {
     }
 
     #[test]
-    fn short_work_is_done_in_silence_and_long_work_ends_its_line() {
-        let said = |wait| {
-            let said = Said::default();
-            drop(Bar::after(wait, said.clone(), elapsed));
-            String::from_utf8(said.0.lock().expect("no panic").clone()).expect("text")
-        };
-        assert_eq!(said(Duration::from_secs(3600)), "");
-        assert_eq!(said(Duration::ZERO), "    (0 s)\r\n");
+    fn the_line_that_was_asked_for_ends_however_short_the_work_was() {
+        let said = Said::default();
+        drop(Bar::lines(said.clone(), || "    (0.00/100%)".to_owned()));
+        let said = String::from_utf8(said.0.lock().expect("no panic").clone()).expect("text");
+        assert_eq!(said, "    (0.00/100%)\r\n");
+    }
+
+    #[test]
+    fn templates_are_known() {
+        for template in ["{bar:24} {percent:>3} %  {eta} left", "{spinner} {elapsed}"] {
+            ProgressStyle::with_template(template).expect(template);
+        }
     }
 }

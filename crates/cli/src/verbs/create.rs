@@ -7,6 +7,7 @@ use clap::Args;
 use ringtap_image::Format;
 use ringtap_image_tools::{self as tools, rbd};
 
+use super::bar::{Bar, Talk};
 use super::info::human;
 use super::source::Sources;
 use super::target::NewImage;
@@ -84,7 +85,11 @@ pub(crate) fn run(args: &CreateArgs) -> anyhow::Result<ExitCode> {
     }
     recipe.size = args.size.or(recipe.size);
     let new = recipe.read(args.new.secret().or(reading.secret.clone()))?;
-    let size = tools::create::create(file, &new, args.unsafely, &reading, &watch)?;
+    // Room that is written, and keys that are derived, take long.
+    let bar = Bar::ticking(Talk::unasked(args.quiet));
+    let made = tools::create::create(file, &new, args.unsafely, &reading, &watch);
+    drop(bar);
+    let size = made?;
     let over = new.backing.as_ref().map(|it| format!(" over {}", it.path.display()));
     say(new.options.format(), size, over.unwrap_or_default());
     Ok(ExitCode::SUCCESS)

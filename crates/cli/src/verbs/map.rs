@@ -113,7 +113,7 @@ pub(crate) fn run(args: &MapArgs) -> anyhow::Result<ExitCode> {
     let layers = map.files().to_owned();
     // Between lines on the same terminal it would be in the way.
     let quiet = io::stdout().is_terminal();
-    let work: Watcher = Work::shown(Talk { quiet, ..Talk::default() });
+    let work: Watcher = Work::shown(Talk::unasked(quiet));
     tell(args, &layers, |tell| map.stretches(range.0, range.1, &work, tell))
 }
 

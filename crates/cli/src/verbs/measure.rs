@@ -10,6 +10,7 @@ use ringtap_image::qcow2::SnapshotName;
 use ringtap_image_tools::measure::{Measurement, Source, measure};
 use serde::Serialize;
 
+use super::bar::{Bar, Talk};
 use super::source::{Sources, backing};
 use super::target::NewImage;
 use super::watch;
@@ -94,8 +95,11 @@ pub(crate) fn run(args: &MeasureArgs) -> anyhow::Result<ExitCode> {
         format: args.format,
         snapshot: args.snapshot.clone(),
     });
-    let found =
-        measure(&new, source.as_ref(), &args.sources.reading(), &watch::notes_beside(args.output))?;
+    let bar = Bar::ticking(Talk::default());
+    let watch = watch::notes_beside(args.output);
+    let found = measure(&new, source.as_ref(), &args.sources.reading(), &watch);
+    drop(bar);
+    let found = found?;
     let Measurement { required, fully_allocated, bitmaps } = found;
     match args.output {
         Output::Json => println!("{}", pretty(&Facts { required, fully_allocated, bitmaps })?),

@@ -94,7 +94,7 @@ pub(crate) fn run(args: &ResizeArgs) -> anyhow::Result<ExitCode> {
         preallocation: args.preallocation.into(),
         reading: args.sources.reading(),
     };
-    let work = Work::ticking(Talk { quiet: args.quiet, ..Talk::default() });
+    let work = Work::ticking(Talk::unasked(args.quiet));
     let watch: Watcher = work.clone();
     let end = resize(&job, &watch);
     work.over();

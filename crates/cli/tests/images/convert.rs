@@ -295,7 +295,7 @@ fn a_terminal_is_told_of_progress_and_a_file_only_where_asked() {
         let file = all.spawn(|| bench.ok(&format!("{slow} c.raw")));
         let quiet = all.spawn(|| on_a_terminal(&bench, &format!("{slow} -q d.raw")));
         let told = told.join().expect("told");
-        assert!(told.contains("    (100.00/100%)"), "{told:?}");
+        assert!(told.contains("100 %") && told.contains(" left"), "{told:?}");
         assert_eq!(file.join().expect("ended"), "");
         assert_eq!(quiet.join().expect("ended"), "");
     });
@@ -304,6 +304,33 @@ fn a_terminal_is_told_of_progress_and_a_file_only_where_asked() {
     assert!(bench.ok(&format!("{same} -p")).contains("    (100.00/100%)"));
     let told = on_a_terminal(&bench, &format!("{same} -p"));
     assert!(told.contains("    (100.00/100%)"), "{told:?}");
+}
+
+/// What takes longer than two seconds has a bar on a terminal, or the time that has passed; unless it is to be quiet.
+#[test]
+fn what_takes_long_is_drawn_on_a_terminal() {
+    let bench = Bench::new();
+    fs::write(bench.path("a.raw"), content(6 << 20)).expect("a disk");
+    fs::write(bench.path("secret"), "hunter2").expect("a secret");
+    bench.ok("qemu-img create -q -f qcow2 -b a.raw -F raw top.qcow2");
+    bench.qemu_io("-f qcow2 top.qcow2", &["write -q -P 5 0 6M".to_owned()]);
+    std::thread::scope(|all| {
+        let lines = [
+            ("ringtap commit -f qcow2 -r 2M top.qcow2", "100 %"),
+            ("ringtap create -q -f luks --secret file:secret -o iter-time=3000 new 1M", ""),
+            ("ringtap create -f luks --secret file:secret -o iter-time=3000 new2 1M", "2s"),
+        ];
+        let bench = &bench;
+        let told = lines
+            .map(|(line, wanted)| (line, wanted, all.spawn(move || on_a_terminal(bench, line))));
+        for (line, wanted, told) in told {
+            let told = told.join().expect("told");
+            // A bar is drawn over and over.
+            let drawn = told.matches('\r').count() > 1 && told.contains('\u{1b}');
+            assert_eq!(drawn, !wanted.is_empty(), "{line}: {told:?}");
+            assert!(told.contains(wanted), "{line}: {told:?}");
+        }
+    });
 }
 
 #[test]
