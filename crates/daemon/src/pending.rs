@@ -7,6 +7,7 @@ use std::thread::JoinHandle;
 
 use crate::Error;
 use crate::events::{Event, contained, spawn_working};
+use crate::handover::NbdComes;
 use crate::passing::Passing;
 use crate::running::{DiskId, Running, Then};
 
@@ -47,6 +48,8 @@ pub(crate) struct Pending {
     pub(crate) resumes_jobs: bool,
     /// Whether the NBD server of the control socket is about to come.
     pub(crate) nbd: bool,
+    /// The one that the server before this one had.
+    pub(crate) nbd_comes: Option<NbdComes>,
     /// Each by what it does.
     pub(crate) threads: Vec<(String, JoinHandle<()>)>,
     /// Those that look at images while they are served.

@@ -223,6 +223,7 @@ fn begin_to_keep(
     ids: &[DiskId],
 ) -> Result<Vec<String>, Error> {
     let mut wrong = vec![];
+    running.nbd_goes_on();
     for id in ids {
         wrong.extend(control::replay(running, inbox, *id));
     }

@@ -2,6 +2,7 @@
 
 mod backups;
 mod bench;
+mod certificates;
 mod confined;
 mod jobs;
 mod mirrors;

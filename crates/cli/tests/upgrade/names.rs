@@ -7,7 +7,7 @@ use rustix::process::{Signal, kill_process};
 use crate::bench::{Bench, ends, pid};
 use crate::jobs::qmp;
 
-fn ok(bench: &Bench, command: &str, arguments: &str) -> String {
+pub fn ok(bench: &Bench, command: &str, arguments: &str) -> String {
     let answer = qmp(bench, &format!(r#"{{"execute":"{command}","arguments":{arguments}}}"#));
     assert!(answer.contains("\"return\""), "{command}: {answer}\n{}", bench.log());
     answer

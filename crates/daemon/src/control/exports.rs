@@ -1,4 +1,4 @@
-//! Exports that come and go, and the NBD server that is started for them.
+//! Exports that come and go.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -11,17 +11,15 @@ use super::refusal::Refusal;
 use super::shape::{Done, arguments, choice, words};
 use super::table::Command;
 use crate::QUEUES;
-use crate::handed::Handed;
-use crate::plan::{self, listen};
-use crate::running::{DiskId, Export, Running, ServerId, Then};
+use crate::running::{DiskId, Export, Running, Then};
 use crate::socket::{self, SocketFile};
-use crate::start::{Lone, NbdSocket};
+use crate::start::Lone;
 use crate::transports::Transport;
-use crate::{Address, Error, TlsMode, handover, sandbox};
+use crate::{Error, handover, sandbox};
 
 /// How long a client waits for the end of an export that it had taken away; it goes on after that, and is told by the
 /// event.
-const WAITED_FOR: Duration = Duration::from_secs(2);
+pub(super) const WAITED_FOR: Duration = Duration::from_secs(2);
 /// How long an NBD client that has left may take to be gone.
 const LEAVING: Duration = Duration::from_millis(500);
 /// The longest name of an NBD export, and its longest description. Source: the NBD protocol, "Values / string".
@@ -222,19 +220,6 @@ impl Command for AddExport {
 }
 
 impl Running {
-    /// Whether there is an NBD server that was started by a client.
-    pub(super) fn has_nbd_server(&self) -> bool {
-        self.nbd_server().is_ok()
-    }
-
-    /// The NBD server that was started by a client of the control socket.
-    fn nbd_server(&self) -> Result<ServerId, Refusal> {
-        let keeps_open =
-            |transport: &Transport| matches!(transport, Transport::Nbd { keeps_open: true, .. });
-        let found = self.servers.iter().find(|(_, one)| keeps_open(&one.transport) && !one.closing);
-        found.map(|(id, _)| *id).ok_or_else(|| Refusal::new("NBD server not running"))
-    }
-
     fn add_nbd(&mut self, common: Common, of: NbdOptions, node: &str) -> Result<Done, Refusal> {
         let server = self.nbd_server()?;
         let name = of.name.unwrap_or_else(|| node.to_owned());
@@ -449,114 +434,5 @@ impl Running {
     fn is_used(&self, export: &Export) -> bool {
         let transport = self.servers.get(&export.server).map(|serving| &*serving.transport);
         matches!(transport, Some(Transport::Nbd { server, .. }) if server.users(&export.name) > 0)
-    }
-}
-
-arguments! {
-    /// A UNIX socket, where an address is of the older form.
-    struct UnixData { "data" data: UnixAddress }
-}
-
-arguments! {
-    /// A TCP port.
-    struct InetAddress { "host" host: String, "port" port: String }
-}
-
-arguments! {
-    /// A TCP port, where an address is of the older form.
-    struct InetData { "data" data: InetAddress }
-}
-
-choice! {
-    /// Where NBD clients connect.
-    struct NbdAddress {}
-    "type" enum NbdAddressType { "unix" Unix(UnixData), "inet" Inet(InetData) }
-}
-
-arguments! {
-    /// `nbd-server-start`
-    struct StartNbd {
-        "addr" addr: NbdAddress,
-        /// Certificates, by their id: with them no client is served that does not speak TLS.
-        "tls-creds" tls_creds: Option<String>,
-        /// The most clients at a time; 0: as many as the server takes at any socket.
-        "max-connections" max_connections: Option<u32>,
-    }
-}
-
-impl Command for StartNbd {
-    const NAME: &'static str = "nbd-server-start";
-    type Answer = Done;
-
-    fn run(self, running: &mut Running, reply: Reply<Done>) {
-        if running.nbd_server().is_ok() || running.pending.nbd {
-            return reply.give(Err(Refusal::new("NBD server already running")));
-        }
-        let address = match self.addr.of {
-            NbdAddressType::Unix(UnixData { data }) => Address::Unix(data.path.into()),
-            NbdAddressType::Inet(InetData { data }) => {
-                let Ok(port) = data.port.parse() else {
-                    let text = format!("{:?} is not a port number", data.port);
-                    return reply.give(Err(Refusal::new(text)));
-                };
-                Address::Tcp { host: data.host, port }
-            }
-        };
-        let named = self.tls_creds.map(|id| running.tls_of_server(&id).map(|named| (id, named)));
-        let creds = match named.transpose() {
-            Ok(creds) => creds,
-            Err(refusal) => return reply.give(Err(refusal)),
-        };
-        let (mode, tls) = (running.config.socket_mode, running.config.nbd_tls.as_ref());
-        let tls = match creds {
-            Some(_) => TlsMode::Require,
-            None => tls.map_or(TlsMode::Off, |tls| tls.mode_of(&address)),
-        };
-        let most = self.max_connections.filter(|most| *most > 0);
-        running.pending.nbd = true;
-        // A host's name may take long to be found.
-        let begun = running.in_time("nbd", move || -> Then {
-            let bound = listen(&address, mode, &mut Handed::default());
-            Box::new(move |running| {
-                running.pending.nbd = false;
-                let started = bound.and_then(|(listeners, file)| {
-                    (running.nbd_creds, running.nbd_most) = (creds, most);
-                    let require = tls == TlsMode::Require;
-                    let places = listeners.iter().map(|one| (plan::place(one), require)).collect();
-                    let (tls, files) = (vec![tls; listeners.len()], file.into_iter().collect());
-                    // Disks of the command line that come late do not join it.
-                    let addresses = vec![];
-                    let keeps_open = true;
-                    let socket = NbdSocket { addresses, places, listeners, tls, files, keeps_open };
-                    running.start_nbd_server(socket, vec![], None)
-                });
-                reply.give(started.map(|_| Done {}).map_err(Refusal::from));
-            })
-        });
-        if let Err(error) = begun {
-            running.pending.nbd = false;
-            tracing::error!("cannot start an NBD server: {error}");
-        }
-    }
-}
-
-arguments! {
-    /// `nbd-server-stop`
-    struct StopNbd {}
-}
-
-impl Command for StopNbd {
-    const NAME: &'static str = "nbd-server-stop";
-    type Answer = Done;
-
-    fn run(self, running: &mut Running, reply: Reply<Done>) {
-        match running.nbd_server() {
-            Err(refusal) => reply.give(Err(refusal)),
-            Ok(server) => {
-                running.forget_exports_of(server);
-                reply.give_after(WAITED_FOR, Done {});
-                running.close_server(server, Box::new(|_| reply.give(Ok(Done {}))));
-            }
-        }
     }
 }

@@ -22,6 +22,7 @@ mod inspect;
 mod jobs;
 mod keeping;
 mod moment;
+mod nbd_server;
 mod nodes;
 mod opening;
 mod outgoing;

@@ -11,8 +11,8 @@ use super::schema::Schema;
 use super::shape::{Done, Take, Write, arguments, whole, words};
 use super::{
     about, active, backups, bitmaps, check, commit, copies, create, exports, inspect, jobs, moment,
-    nodes, pause, query, regions, reopen, resize, room, secrets, snapshot, stream, throttle,
-    upgrade,
+    nbd_server, nodes, pause, query, regions, reopen, resize, room, secrets, snapshot, stream,
+    throttle, upgrade,
 };
 use crate::events::Event;
 use crate::running::Running;
@@ -171,8 +171,8 @@ const COMMANDS: &[Entry] = &[
     Entry::of::<room::Resume>(),
     Entry::of::<exports::AddExport>(),
     Entry::of::<exports::DeleteExport>(),
-    Entry::of::<exports::StartNbd>(),
-    Entry::of::<exports::StopNbd>(),
+    Entry::of::<nbd_server::StartNbd>(),
+    Entry::of::<nbd_server::StopNbd>(),
     Entry::of::<upgrade::Upgrade>(),
 ];
 

@@ -1,15 +1,20 @@
-//! Names given at run time that are no disks': secrets, files that images lie in, and images below a disk. The next server
-//! finds anew what is behind them, a secret where it was read; jobs and clients go on to call them so.
+//! Names given at run time that are no disks': secrets, certificates, files that images lie in, and images below a disk. The
+//! next server finds anew what is behind them, a secret and a certificate where they were read; jobs and clients go on to call
+//! them so.
 
 use std::path::{Path, PathBuf};
 
 use ringtap_image::{CacheMode, Place, SecretSource};
 use serde::{Deserialize, Serialize};
 
+use super::asked;
+use crate::Address;
 use crate::facts::cache_name;
 use crate::graph::{FileNode, Lower};
 use crate::opened::{Identity, identity};
 use crate::running::Running;
+use crate::tls::NamedCredentials;
+use crate::transports::Transport;
 
 /// All of them.
 #[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -18,6 +23,62 @@ pub(crate) struct Names {
     pub(crate) files: Vec<FileName>,
     pub(crate) images: Vec<ImageName>,
     pub(crate) disks: Vec<DiskNames>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) certificates: Vec<CertificatesName>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) nbd: Option<NbdName>,
+}
+
+/// Certificates: never the keys themselves.
+#[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct CertificatesName {
+    pub(crate) id: String,
+    pub(crate) folder: PathBuf,
+    /// For a server; else for connections to others.
+    pub(crate) server: bool,
+    pub(crate) verify_peer: bool,
+}
+
+/// The NBD server that a client has started.
+#[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct NbdName {
+    /// As it was asked for.
+    pub(crate) address: String,
+    /// What it shows: they may have a name no more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) certificates: Option<CertificatesName>,
+    /// The most clients at a time, where that was said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) most: Option<u32>,
+    /// Whether it shows a disk: then its exports say where it is, too.
+    #[serde(default)]
+    pub(crate) is_used: bool,
+}
+
+/// That server, when it is about to go on here.
+pub(crate) struct NbdComes {
+    pub(crate) address: Address,
+    pub(crate) creds: Option<(String, NamedCredentials)>,
+    pub(crate) most: Option<u32>,
+}
+
+impl CertificatesName {
+    fn of((id, named): (&String, &NamedCredentials)) -> CertificatesName {
+        let (folder, verify_peer) = (named.folder.clone(), named.verify_peer);
+        CertificatesName { id: id.clone(), folder, server: named.server.is_some(), verify_peer }
+    }
+
+    fn read(&self) -> Result<(String, NamedCredentials), String> {
+        let CertificatesName { id, folder, server, verify_peer } = self;
+        let read = match server {
+            true => {
+                NamedCredentials::of_server(folder, *verify_peer).map_err(|why| why.to_string())
+            }
+            false => NamedCredentials::of_client(folder),
+        };
+        let named = read.map_err(|why| format!("the certificates {id}: {why}"))?;
+        Ok((id.clone(), named))
+    }
 }
 
 /// A secret.
@@ -93,6 +154,20 @@ impl Names {
     pub(crate) fn is_empty(&self) -> bool {
         *self == Names::default()
     }
+
+    /// Whether there is some that programs do not know which know of names.
+    pub(crate) fn are_newest(&self) -> bool {
+        let is_lost = |nbd: &NbdName| !nbd.is_used || nbd.certificates.is_some();
+        !self.certificates.is_empty() || self.nbd.as_ref().is_some_and(is_lost)
+    }
+
+    /// Whether there is some that programs do not know which know of no names.
+    pub(crate) fn are_new(&self) -> bool {
+        let Names { secrets, files, images, disks, .. } = self;
+        let is_none =
+            secrets.is_empty() && files.is_empty() && images.is_empty() && disks.is_empty();
+        !is_none || self.are_newest()
+    }
 }
 
 impl Running {
@@ -101,7 +176,7 @@ impl Running {
     /// # Errors
     /// One that it could not know.
     pub(super) fn names_passed(&self) -> Result<Names, String> {
-        if let Some(name) = self.tls_creds.keys().chain(self.graph.kept.keys()).next() {
+        if let Some(name) = self.graph.kept.keys().next() {
             return Err(format!(
                 "{name} was named at run time: the next process would not know it; remove it first"
             ));
@@ -152,7 +227,25 @@ impl Running {
             in_file: served.ties.in_file.clone(),
             by_image: served.ties.by_image,
         });
-        Ok(Names { secrets, files, images, disks: disks.collect() })
+        let certificates = self.tls_creds.iter().map(CertificatesName::of).collect();
+        let (disks, nbd) = (disks.collect(), self.nbd_passed());
+        Ok(Names { secrets, files, images, disks, certificates, nbd })
+    }
+
+    fn nbd_passed(&self) -> Option<NbdName> {
+        let id = self.nbd_server().ok()?;
+        let Transport::Nbd { places, server, .. } = &*self.servers.get(&id)?.transport else {
+            return None;
+        };
+        let address = asked(&places.first()?.0);
+        let own = self.nbd_creds.as_ref().map(|(id, named)| (id, named));
+        let is_used = !server.exports().is_empty();
+        Some(NbdName {
+            address,
+            certificates: own.map(CertificatesName::of),
+            most: self.nbd_most,
+            is_used,
+        })
     }
 
     /// Have the names that the server before this one had.
@@ -162,6 +255,13 @@ impl Running {
             let secret = read.map_err(|error| format!("the secret {id}: {error}"))?;
             self.secrets.insert(id.clone(), secret);
             self.secret_sources.insert(id.clone(), source.clone());
+        }
+        let certificates = names.certificates.iter().map(CertificatesName::read);
+        self.tls_creds = certificates.collect::<Result<_, String>>()?;
+        if let Some(NbdName { address, certificates, most, .. }) = &names.nbd {
+            let address = Address::nbd(address)?;
+            let creds = certificates.as_ref().map(CertificatesName::read).transpose()?;
+            self.pending.nbd_comes = Some(NbdComes { address, creds, most: *most });
         }
         for file in &names.files {
             let FileName { name, path, .. } = file;
