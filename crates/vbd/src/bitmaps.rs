@@ -28,6 +28,7 @@ use crate::track::Tracker;
 
 mod alone;
 mod change;
+mod left;
 mod successor;
 
 pub use alone::BitmapsAlone;
@@ -285,10 +286,11 @@ impl Disk {
         Some((keep.store.sidecar().clone(), keep.store.memory().clone()))
     }
 
-    /// The image is closed, and another has what was kept of it: nothing is known here any more.
+    /// The image is closed, and another has what was kept of it: nothing of that is known here any more. What was kept nowhere
+    /// is.
     pub fn forget_bitmaps(&self) {
         let bitmaps = &self.shared.bitmaps;
-        lock(&bitmaps.all).clear();
+        lock(&bitmaps.all).retain(|one| !one.persistent);
         bitmaps.mark_those_there_are();
         *lock(&bitmaps.keep) = None;
         *lock(&bitmaps.next) = None;

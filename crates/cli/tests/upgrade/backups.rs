@@ -63,7 +63,9 @@ fn backups_go_on_with_their_moment() {
 /// What is marked while the backup is at work is what the next one saves, and no more.
 #[test]
 fn backups_by_a_bitmap_go_on_and_so_does_the_bitmap() {
-    for sync in [r#""sync":"incremental""#, r#""sync":"bitmap","bitmap-mode":"always""#] {
+    let (incremental, always) =
+        (r#""sync":"incremental""#, r#""sync":"bitmap","bitmap-mode":"always""#);
+    for (sync, persistent) in [(incremental, true), (incremental, false), (always, true)] {
         let mut bench = Bench::new();
         target_image(&mut bench, FILE);
         let mut server = serve(&mut bench, FILE);
@@ -75,7 +77,8 @@ fn backups_by_a_bitmap_go_on_and_so_does_the_bitmap() {
             let rest = r#""device":"vm","target":"there","job-id":"j","auto-dismiss":false"#;
             ask(bench, "blockdev-backup", &format!("{rest},{sync}"));
         };
-        ask(&bench, "block-dirty-bitmap-add", r#""node":"vm","name":"b","persistent":true"#);
+        let add = format!(r#""node":"vm","name":"b","persistent":{persistent}"#);
+        ask(&bench, "block-dirty-bitmap-add", &add);
         begin(&bench, r#""sync":"full""#);
         ended(&bench);
         let load = bench.load("vu.sock", 1);

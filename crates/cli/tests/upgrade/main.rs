@@ -2,6 +2,7 @@
 
 mod backups;
 mod bench;
+mod bitmaps;
 mod certificates;
 mod confined;
 mod jobs;

@@ -8,9 +8,9 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use ringtap_export::fuse;
-use ringtap_vbd::DirtyBitmap;
 use sd_notify::NotifyState;
 
+use super::bitmaps::Passed;
 use super::channel::{Channel, Kind};
 use super::state::{
     DeviceState, DiskState, GroupState, ListenerState, MountState, SaveState, State, encode,
@@ -102,11 +102,13 @@ fn hand_over(running: &mut Running, wish: &Wish) -> Result<u32, Error> {
     }
     // Guests and clients have gone on meanwhile; what else has changed nobody has carried out, for this thread does.
     running.may_be_handed_over(wish, false).map_err(failed)?;
+    let bitmaps = running.bitmaps_passed();
     let still = Still::stand(running, PAUSE)?;
     tracing::debug!("images are closed after {:?}", still.since());
     // Nothing changes the disks any more: what jobs have left to do is known.
-    let jobs = running.jobs_passed();
-    let end = still.pass(jobs, |body, files| next.tell(Kind::Connections, body, files));
+    let bitmaps = bitmaps.into_iter().map(Passed::state).collect();
+    let going = (bitmaps, running.jobs_passed());
+    let end = still.pass(going, |body, files| next.tell(Kind::Connections, body, files));
     let pause = patience.min(PAUSE);
     match end.and_then(|()| next.expect(Kind::Taken, pause)) {
         Ok(()) => {
@@ -325,14 +327,8 @@ impl Running {
                     served.disk.path.display()
                 ));
             }
-            let lost = |one: &DirtyBitmap| !one.persistent;
-            if let Some(one) = served.vbd.dirty_bitmaps().into_iter().find(lost) {
-                let name = &one.name;
-                return Err(format!(
-                    "the disk {node} has the bitmap {name}, which ends with this process: remove it first"
-                ));
-            }
         }
+        self.may_pass_bitmaps_on()?;
         for serving in self.servers.values() {
             if serving.closing {
                 return Err("an export is about to go: try again".into());
@@ -352,7 +348,8 @@ impl Running {
     fn state(&self) -> Result<(State, Vec<OwnedFd>), Error> {
         let names = self.names_passed().map_err(failed)?;
         let program = env!("CARGO_PKG_VERSION").into();
-        let mut state = State { program, names, ..State::default() };
+        let bitmaps = self.with_bitmaps_passed();
+        let mut state = State { program, names, bitmaps, ..State::default() };
         let unkept = |node: &str, why: String| failed(format!("the disk {node}: {why}"));
         for served in self.disks.values() {
             let described =

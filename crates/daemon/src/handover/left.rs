@@ -59,12 +59,12 @@ impl SaveState {
 }
 
 impl MarksState {
-    fn of(left: LeftMarks) -> MarksState {
+    pub(super) fn of(left: LeftMarks) -> MarksState {
         let LeftMarks { bitmap, granularity, recording, marks } = left;
         MarksState { bitmap, granularity, recording, marks: pages(marks) }
     }
 
-    fn left(&self) -> Option<LeftMarks> {
+    pub(super) fn left(&self) -> Option<LeftMarks> {
         let (bitmap, granularity) = (self.bitmap.clone(), self.granularity);
         let marks = marks(&self.marks).filter(|_| is_granularity(granularity))?;
         Some(LeftMarks { bitmap, granularity, recording: self.recording, marks })

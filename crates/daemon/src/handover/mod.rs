@@ -7,6 +7,7 @@
 //! all: that is the commit point. Before it any failure has this server kill the next, open its images again and go on; after it this process ends and touches
 //! nothing more.
 
+mod bitmaps;
 mod channel;
 mod closing;
 mod giving;

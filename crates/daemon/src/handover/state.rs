@@ -2,13 +2,15 @@
 //!
 //! Versions are read for ever: `tests/handover` has some of each. What is new in a version is optional, with a default; where
 //! there is something that an older program could not do without the version is higher, so that it refuses. Version 2 has jobs, version 3 backups, version 4
-//! those that go by a bitmap, version 5 names given at run time, version 6 certificates among them, and NBD servers that show nothing.
+//! those that go by a bitmap, version 5 names given at run time, version 6 certificates among them, NBD
+//! servers that show nothing, and bitmaps that are kept nowhere.
 
 use std::path::PathBuf;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use super::bitmaps::BitmapState;
 use super::names::Names;
 
 /// The newest that is read, and what is written where nothing needs it.
@@ -42,6 +44,9 @@ pub(crate) struct State {
     /// Those of these that go by a bitmap.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) by_bitmaps: Vec<String>,
+    /// Disks with bitmaps that are kept nowhere, which come with the connections.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) bitmaps: Vec<String>,
     /// What was named at run time.
     #[serde(default, skip_serializing_if = "Names::is_empty")]
     pub(crate) names: Names,
@@ -111,6 +116,9 @@ pub(crate) struct Connections {
     /// When mounted files changed the last time, in nanoseconds since 1970.
     #[serde(default)]
     pub(crate) modified: Vec<(PathBuf, u64)>,
+    /// Those that are kept nowhere.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) bitmaps: Vec<BitmapState>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) jobs: Vec<JobState>,
 }
@@ -238,7 +246,8 @@ fn version(jobs: bool, backups: bool, by_bitmaps: bool) -> u32 {
 
 impl Versioned for State {
     fn version(&self) -> u32 {
-        match (self.names.are_newest(), self.names.are_new()) {
+        let newest = self.names.are_newest() || !self.bitmaps.is_empty();
+        match (newest, self.names.are_new()) {
             (true, _) => return NEWEST,
             (false, true) => return WITH_NAMES,
             (false, false) => {}
@@ -249,6 +258,9 @@ impl Versioned for State {
 
 impl Versioned for Connections {
     fn version(&self) -> u32 {
+        if !self.bitmaps.is_empty() {
+            return NEWEST;
+        }
         let mut saved = self.jobs.iter().filter_map(|job| job.saved.as_ref()).peekable();
         let backups = saved.peek().is_some();
         version(!self.jobs.is_empty(), backups, saved.any(SaveState::is_by_bitmap))

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use ringtap_export::{nbd, vhost_user};
 use rustix::time::{ClockId, clock_gettime};
 
+use super::bitmaps::BitmapState;
 use super::closing::{self, Going};
 use super::giving::failed;
 use super::lock;
@@ -158,7 +159,7 @@ impl Still {
     /// Tell the next server what goes on there, with the descriptors for that.
     pub(super) fn pass(
         &self,
-        jobs: Vec<JobState>,
+        (bitmaps, jobs): (Vec<BitmapState>, Vec<JobState>),
         tell: impl FnOnce(&[u8], &[&dyn AsFd]) -> Result<(), Error>,
     ) -> Result<(), Error> {
         let mut files: Vec<&dyn AsFd> = vec![];
@@ -166,7 +167,8 @@ impl Still {
             files.push(file);
             files.len()
         };
-        let mut connections = Connections { began: self.began, jobs, ..Connections::default() };
+        let began = self.began;
+        let mut connections = Connections { began, bitmaps, jobs, ..Connections::default() };
         for (_, place, connection) in &self.front_ends {
             let socket = add(&connection.socket);
             let requests = connection.requests.as_ref().map(|file| add(file));

@@ -13,6 +13,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::process::{Pid, getppid};
 use rustix::time::{ClockId, clock_gettime};
 
+use super::bitmaps::BitmapState;
 use super::channel::{Channel, Files, Kind};
 use super::state::{Client, Connections, JobState, State, bytes, decode};
 use super::still::in_parallel;
@@ -118,7 +119,7 @@ impl Taking {
         let told = self.channel.send(Kind::Ready, "", &[]);
         told.map_err(|error| failed(format!("the server before this one has gone: {error}")))?;
         let (body, files) = receive(&self.channel, Kind::Connections).map_err(failed)?;
-        let (began, jobs) = connect(&body, files).map_err(failed)?;
+        let (began, bitmaps, jobs) = connect(&body, files).map_err(failed)?;
         self.began = began;
         let coming = running.disks.iter().filter(|(_, served)| served.disk.keeping.comes);
         let ids: Vec<_> = coming.map(|(id, _)| *id).collect();
@@ -132,6 +133,7 @@ impl Taking {
             }
         }
         // Nobody is served yet, and nothing has changed since.
+        running.bitmaps_come(&bitmaps).map_err(failed)?;
         jobs.into_iter().try_for_each(|job| running.job_comes(job)).map_err(failed)?;
         // None of their requests comes before the word below is said.
         let devices = lock(&COME).devices.iter().map(|(_, device)| device.clone()).collect();
@@ -232,7 +234,10 @@ fn prepare(body: &[u8], mut files: Files) -> Result<State, String> {
     Ok(state)
 }
 
-fn connect(body: &[u8], mut files: Files) -> Result<(u64, Vec<JobState>), String> {
+/// When disks stood still, and what goes on of them.
+type Going = (u64, Vec<BitmapState>, Vec<JobState>);
+
+fn connect(body: &[u8], mut files: Files) -> Result<Going, String> {
     let connections: Connections = decode(body)?;
     for front_end in connections.vhost_user {
         let mut messages = vec![];
@@ -257,7 +262,7 @@ fn connect(body: &[u8], mut files: Files) -> Result<(u64, Vec<JobState>), String
     for (path, nanos) in connections.modified {
         lock(&COME).modified.push((path, Duration::from_nanos(nanos)));
     }
-    Ok((connections.began, connections.jobs))
+    Ok((connections.began, connections.bitmaps, connections.jobs))
 }
 
 /// What a text describes as a file of a folder would.

@@ -3,7 +3,7 @@ use crate::handover::names::{
     CertificatesName, DiskNames, FileName, ImageName, NbdName, SecretName,
 };
 
-const STORED: [&[u8]; 10] = [
+const STORED: [&[u8]; 11] = [
     include_bytes!("../../../tests/handover/version-1.state"),
     include_bytes!("../../../tests/handover/version-1.connections"),
     include_bytes!("../../../tests/handover/version-2.state"),
@@ -14,6 +14,7 @@ const STORED: [&[u8]; 10] = [
     include_bytes!("../../../tests/handover/version-4.connections"),
     include_bytes!("../../../tests/handover/version-5.state"),
     include_bytes!("../../../tests/handover/version-6.state"),
+    include_bytes!("../../../tests/handover/version-6.connections"),
 ];
 
 fn state() -> State {
@@ -47,6 +48,7 @@ fn state() -> State {
         jobs: vec![],
         backups: vec![],
         by_bitmaps: vec![],
+        bitmaps: vec![],
         names: Names::default(),
     }
 }
@@ -75,6 +77,7 @@ fn connections() -> Connections {
             input: digits(b"%`"),
         }],
         modified: vec![("/srv/a.img".into(), 1_700_000_000_000_000_000)],
+        bitmaps: vec![],
         jobs: vec![],
     }
 }
@@ -166,7 +169,19 @@ fn with_certificates() -> State {
     let mut state = with_names();
     state.names.certificates = vec![certificates("s", true), certificates("c", false)];
     state.names.nbd = Some(nbd);
+    state.bitmaps = vec!["a".into()];
     state
+}
+
+fn with_temporary_bitmaps() -> Connections {
+    let marks = MarksState {
+        bitmap: "t".into(),
+        granularity: 65536,
+        recording: false,
+        marks: vec![PageState::new(1, &[3])],
+    };
+    let bitmaps = vec![BitmapState { disk: "a".into(), number: 1, marks }];
+    Connections { bitmaps, ..with_a_bitmap().1 }
 }
 
 #[test]
@@ -186,6 +201,7 @@ fn what_was_stored_is_read_for_ever() {
         write("version-4.connections", encode(&with_a_bitmap().1));
         write("version-5.state", encode(&with_names()));
         write("version-6.state", encode(&with_certificates()));
+        write("version-6.connections", encode(&with_temporary_bitmaps()));
         return;
     }
     assert_eq!(decode(STORED[0]), Ok(state()));
@@ -205,6 +221,8 @@ fn what_was_stored_is_read_for_ever() {
     assert_eq!(decode(STORED[8]), Ok(with_names()));
     assert!(STORED[9].starts_with(b"ringtap-handover 6 "));
     assert_eq!(decode(STORED[9]), Ok(with_certificates()));
+    assert!(STORED[10].starts_with(b"ringtap-handover 6 "));
+    assert_eq!(decode(STORED[10]), Ok(with_temporary_bitmaps()));
     let page = PageState::new(3, &[5, 1 << 63]);
     assert_eq!(page.words(), Some((3, vec![5, 1 << 63])));
     assert_eq!(PageState { bits: "zz".into(), ..page }.words(), None);
