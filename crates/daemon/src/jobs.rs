@@ -5,7 +5,7 @@ use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
-use ringtap_vbd::{Action, Job, Phase};
+use ringtap_vbd::{Action, IoStatus, Job, Phase};
 
 use crate::Error;
 use crate::control::{
@@ -149,7 +149,16 @@ impl Running {
             job.wait_to_finalize();
         }
         job.set_rate(Some(speed).filter(|speed| *speed > 0));
-        let is_paused = self.begins_where_left(&id, &job);
+        let paused = self.begins_where_left(&id, &job);
+        let is_paused = paused.is_some();
+        let why = match paused {
+            None | Some(IoStatus::Ok) => None,
+            Some(IoStatus::Failed) => Some("reading or writing has failed"),
+            Some(IoStatus::NoSpace) => Some("there was no space left"),
+        };
+        if let Some(why) = why {
+            tracing::warn!("the job {id} pauses until it is resumed, as it did: {why}");
+        }
         let (own, known, entered) = (job.clone(), state.clone(), Entered::new(line));
         let entry = Entry {
             kind,

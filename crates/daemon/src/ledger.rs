@@ -22,6 +22,8 @@ const UNFINISHED: &str = "unfinished";
 const JOBS: [&str; 4] = ["block-commit", "block-stream", "blockdev-mirror", "blockdev-backup"];
 /// Those that a server goes on with which finds them.
 const GOES_ON: [&str; 2] = ["block-commit", "block-stream"];
+/// What says what becomes of a job that meets an error; it fails where none does.
+const ON_ERROR: [&str; 3] = ["on-error", "on-source-error", "on-target-error"];
 /// No line is longer.
 const LONGEST: u64 = 1 << 20;
 /// A line that has been written for so long never will be.
@@ -159,6 +161,11 @@ impl Entered {
         })
     }
 
+    /// Whether its errors are met otherwise than by its end.
+    pub(crate) fn meets_errors(&self) -> bool {
+        self.with(|entered| entered.as_ref().is_some_and(|book| book.line.meets_errors()))
+    }
+
     /// It is to be the next server's, or, where that is not to be after all, this one's.
     pub(crate) fn pass_on(&self, wanted: bool) {
         self.passed_on.store(wanted, Relaxed);
@@ -230,6 +237,11 @@ impl Line {
             "blockdev-backup" => sync != Some("none"),
             _ => false,
         }
+    }
+
+    fn meets_errors(&self) -> bool {
+        let word = |key: &&str| self.arguments.get(*key).and_then(Value::as_str);
+        ON_ERROR.iter().filter_map(word).any(|word| word != "report")
     }
 
     /// Whether all that the job changes is what it was when it began.

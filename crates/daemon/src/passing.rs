@@ -13,6 +13,8 @@ pub(crate) struct Passing {
     /// The disk that it is at work on, and the one that it writes to.
     disks: Vec<DiskId>,
     wishes: Wishes,
+    /// Whether its errors are met otherwise than by its end, as the ledger says.
+    meets_errors: bool,
     /// Where it is to go on, if not at its beginning.
     pub(crate) left: Option<Left>,
 }
@@ -48,7 +50,8 @@ impl Passing {
         let mut wishes = entry.job.wishes(entry.pends);
         // Those that do not wait for `job-complete` were not told to complete.
         wishes.completes &= entry.waits;
-        Passing { disks: entry.disks.clone(), wishes, left: None }
+        let meets_errors = entry.entered.meets_errors();
+        Passing { disks: entry.disks.clone(), wishes, meets_errors, left: None }
     }
 
     /// What the next server is told, where the ledger does not say it all.
@@ -83,6 +86,12 @@ impl Running {
         self.pending.passing.iter().filter_map(state).collect()
     }
 
+    /// Those that an older program would begin again without what is to become of errors.
+    pub(crate) fn jobs_that_meet_errors(&self) -> Vec<String> {
+        let all = self.pending.passing.iter().filter(|(_, passing)| passing.meets_errors);
+        all.map(|(id, _)| id.clone()).collect()
+    }
+
     /// A job that the server before this one had. From now on what changes of its disk is noted, which nobody is served yet.
     pub(crate) fn job_comes(&mut self, state: JobState) -> Result<(), String> {
         let JobState { id, disk, paused, completes, leaves, finalized, copied, saved } = state;
@@ -115,7 +124,7 @@ impl Running {
             known.map_or(IoStatus::Failed, |(_, status)| *status)
         };
         let wishes = Wishes { paused: paused.map(status), completes, leaves, finalized };
-        self.pending.passing.insert(id, Passing { disks, wishes, left });
+        self.pending.passing.insert(id, Passing { disks, wishes, meets_errors: false, left });
         Ok(())
     }
 
@@ -141,18 +150,16 @@ impl Running {
         }
     }
 
-    /// Have a job begin where the one before it was left, if there was one; whether it pauses.
-    pub(crate) fn begins_where_left(&mut self, id: &str, job: &Job) -> bool {
+    /// Have a job begin where the one before it was left, if there was one; why it pauses, where it does.
+    pub(crate) fn begins_where_left(&mut self, id: &str, job: &Job) -> Option<IoStatus> {
         if self.pending.resuming.as_deref() != Some(id) {
-            return false;
+            return None;
         }
-        let Some(Passing { wishes, left, .. }) = self.pending.passing.remove(id) else {
-            return false;
-        };
+        let Passing { wishes, left, .. } = self.pending.passing.remove(id)?;
         job.wish(wishes);
         if let Some(Left::Copy(left)) = left {
             job.go_on_from(left);
         }
-        wishes.paused.is_some()
+        wishes.paused
     }
 }

@@ -8,6 +8,7 @@ mod confined;
 mod jobs;
 mod mirrors;
 mod names;
+mod policies;
 mod silent;
 mod stopped;
 mod tls;

@@ -412,6 +412,7 @@ impl Running {
             state.backups.extend(job.saved.is_some().then(|| job.id.clone()));
             state.jobs.push(job.id);
         }
+        state.meet_errors = self.jobs_that_meet_errors();
         Ok((state, files))
     }
 }

@@ -3,7 +3,7 @@
 //! Versions are read for ever: `tests/handover` has some of each. What is new in a version is optional, with a default; where
 //! there is something that an older program could not do without the version is higher, so that it refuses. Version 2 has jobs, version 3 backups, version 4
 //! those that go by a bitmap, version 5 names given at run time, version 6 certificates among them, NBD
-//! servers that show nothing, and bitmaps that are kept nowhere.
+//! servers that show nothing, bitmaps that are kept nowhere, and jobs that do not end where they meet an error.
 
 use std::path::PathBuf;
 
@@ -44,6 +44,9 @@ pub(crate) struct State {
     /// Those of these that go by a bitmap.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) by_bitmaps: Vec<String>,
+    /// Jobs whose errors are met otherwise than by their end. What becomes of those stands in the ledger.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) meet_errors: Vec<String>,
     /// Disks with bitmaps that are kept nowhere, which come with the connections.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) bitmaps: Vec<String>,
@@ -246,7 +249,8 @@ fn version(jobs: bool, backups: bool, by_bitmaps: bool) -> u32 {
 
 impl Versioned for State {
     fn version(&self) -> u32 {
-        let newest = self.names.are_newest() || !self.bitmaps.is_empty();
+        let newest =
+            self.names.are_newest() || !self.bitmaps.is_empty() || !self.meet_errors.is_empty();
         match (newest, self.names.are_new()) {
             (true, _) => return NEWEST,
             (false, true) => return WITH_NAMES,

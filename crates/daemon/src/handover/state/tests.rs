@@ -48,6 +48,7 @@ fn state() -> State {
         jobs: vec![],
         backups: vec![],
         by_bitmaps: vec![],
+        meet_errors: vec![],
         bitmaps: vec![],
         names: Names::default(),
     }
@@ -170,6 +171,7 @@ fn with_certificates() -> State {
     state.names.certificates = vec![certificates("s", true), certificates("c", false)];
     state.names.nbd = Some(nbd);
     state.bitmaps = vec!["a".into()];
+    state.meet_errors = vec!["c".into()];
     state
 }
 
@@ -223,6 +225,10 @@ fn what_was_stored_is_read_for_ever() {
     assert_eq!(decode(STORED[9]), Ok(with_certificates()));
     assert!(STORED[10].starts_with(b"ringtap-handover 6 "));
     assert_eq!(decode(STORED[10]), Ok(with_temporary_bitmaps()));
+    // Each of these is reason enough that a program refuses that does not know it.
+    let (bitmaps, meet_errors) = (vec!["a".into()], vec!["c".into()]);
+    let with = [State { bitmaps, ..with_jobs().0 }, State { meet_errors, ..with_jobs().0 }];
+    assert_eq!(with.map(|state| state.version()), [NEWEST; 2]);
     let page = PageState::new(3, &[5, 1 << 63]);
     assert_eq!(page.words(), Some((3, vec![5, 1 << 63])));
     assert_eq!(PageState { bits: "zz".into(), ..page }.words(), None);
