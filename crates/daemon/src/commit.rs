@@ -22,6 +22,8 @@ pub(crate) struct Commit {
     pub(crate) vbd: ringtap_vbd::Disk,
     /// The image below; the deepest where none is named.
     pub(crate) base: Option<PathBuf>,
+    /// The image of another disk that it was opened upon, whatever it names.
+    pub(crate) upon: Option<Box<dyn Image>>,
     /// By how many percent guests may be slowed.
     pub(crate) max_slowdown: u32,
     /// What becomes of the job where it meets an error.
@@ -144,7 +146,14 @@ impl Commit {
                 .map_err(driven)?
                 .map_err(|why| self.failed(why))?;
         }
-        let image = open_place(&below.place, options)?;
+        let image = match self.upon.as_ref().map(|image| image.fork()) {
+            None => open_place(&below.place, options)?,
+            Some(upon) => {
+                let (io, place, options) = (io.clone(), below.place.clone(), options.clone());
+                let opened = async move { qcow2::open_upon(&io, &place, &options, upon).await };
+                tasks.block_on(opened).map_err(driven)??
+            }
+        };
         image.read_beside(true);
         let to = Vbd::new(image, self.disk.options.cache);
         if to.size() < size && to.disk().grow(size).is_err() {

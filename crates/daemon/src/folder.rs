@@ -54,6 +54,9 @@ pub struct Keeping {
     /// Whether its image comes from the server before this one.
     #[doc(hidden)]
     pub comes: bool,
+    /// Whether that lies upon another disk's, whatever it names.
+    #[doc(hidden)]
+    pub lies_upon: bool,
 }
 
 /// What was found in the folder, beside its disks.

@@ -5,7 +5,7 @@
 //! is opened, an image below before the one above, an overlay before it takes a disk's place. Then a name
 //! stays with its image, as in QEMU, when the disk goes on in another.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
 use ringtap_image::{CacheMode, Image, Place};
@@ -88,6 +88,13 @@ fn handles(served: &Served) -> Vec<PathBuf> {
     std::iter::successors(Some(&*top), |image| image.below()).filter_map(of).collect()
 }
 
+/// Of how many images a disk consists.
+pub(crate) fn depth(served: &Served) -> Option<u32> {
+    let top = served.vbd.image().ok()?;
+    let all = std::iter::successors(Some(&*top), |image: &&dyn Image| image.below());
+    u32::try_from(all.count()).ok()
+}
+
 impl Running {
     /// Whether that is a name of this room.
     pub(crate) fn is_named(&self, name: &str) -> bool {
@@ -158,6 +165,32 @@ impl Running {
             |served: &Served| handles(served).first().is_some_and(|it| below.contains(it));
         let others = self.disks.iter().filter(|(id, other)| **id != disk && is_below(other));
         others.map(|(id, _)| *id).collect()
+    }
+
+    /// What an image of a disk's was opened upon, where that is another disk's image.
+    pub(crate) fn upon_which_image(&self, disk: DiskId, image: &Path) -> Option<Box<dyn Image>> {
+        let top = self.disks.get(&disk)?.vbd.image().ok()?;
+        let file = Some(identity(image)?);
+        let is_it = |one: &&dyn Image| one.place().and_then(|it| identity(&it.at())) == file;
+        let all = std::iter::successors(Some(&*top), |image: &&dyn Image| image.below());
+        let below = all.into_iter().find(is_it)?.below()?;
+        let handle = below.place()?.at().into_owned();
+        let has = |served: &Served| handles(served).first() == Some(&handle);
+        self.disks.values().any(has).then(|| below.fork())
+    }
+
+    /// Each disk that has another's image below its own by that one's handle, and that disk; none where images lie between.
+    pub(crate) fn lying(&self) -> BTreeMap<DiskId, Option<DiskId>> {
+        let all: Vec<(DiskId, Vec<PathBuf>)> =
+            self.disks.iter().map(|(id, served)| (*id, handles(served))).collect();
+        let top = |(id, own): &(DiskId, Vec<PathBuf>)| Some((own.first()?.clone(), *id));
+        let tops: HashMap<PathBuf, DiskId> = all.iter().filter_map(top).collect();
+        let lies = |(id, own): &(DiskId, Vec<PathBuf>)| {
+            let mut below = own.iter().skip(1).map(|it| tops.get(it).copied());
+            let next = below.next()?;
+            (next.is_some() || below.any(|it| it.is_some())).then_some((*id, next))
+        };
+        all.iter().filter_map(lies).collect()
     }
 
     /// What a job on a disk that was opened upon others has to know of those, and of all the rest.
@@ -244,11 +277,12 @@ impl Running {
         };
         let Some((name, in_file, other)) = found else { return };
         self.graph.lower.remove(&name);
-        let own = other.and_then(|id| self.take_back(id));
+        drop(other.and_then(|id| self.take_back(id)));
+        let upon = self.lying().remove(&disk).flatten();
         let Some(served) = self.disks.get_mut(&disk) else { return };
         served.disk.node_name = Some(name);
         served.ties.in_file = in_file;
-        served.ties.upon = own.and_then(|own| own.ties.upon);
+        served.ties.upon = upon;
         if let Some((name, lower)) = former {
             self.keep_name(name, lower);
         }

@@ -343,11 +343,13 @@ pub(crate) fn image(
             read_only: true,
             force_share: true,
             no_restart_log: true,
+            layers: if disk.keeping.lies_upon { Some(1) } else { disk.options.layers },
             ..disk.options.clone()
         };
         let looked_at = open_place(place, &options)?;
         forget_pages(disk);
-        return Ok(Box::new(Away::new(Info { read_only: false, ..looked_at.info().clone() })));
+        let read_only = disk.options.read_only;
+        return Ok(Box::new(Away::new(Info { read_only, ..looked_at.info().clone() })));
     }
     let image = match upon {
         None => open_place(place, &disk.options)?,

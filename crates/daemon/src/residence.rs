@@ -30,6 +30,8 @@ pub(crate) struct Residence {
     vbd: Device,
     wrap: Wrap,
     events: Sender<Event>,
+    /// Of the disk whose image its own lies upon, whatever that names.
+    upon: Mutex<Option<Arc<Residence>>>,
     state: Mutex<State>,
 }
 
@@ -62,7 +64,19 @@ impl Residence {
         let state = if disk.incoming { State::Away(disk.clone().into()) } else { State::Here };
         let (vbd, wrap, events, state) =
             (vbd.clone(), wrap.clone(), events.clone(), Mutex::new(state));
-        Arc::new(Residence { id, vbd, wrap, events, state })
+        Arc::new(Residence { id, vbd, wrap, events, upon: Mutex::default(), state })
+    }
+
+    /// Its image lies upon that one's, whatever it names.
+    pub(crate) fn lies_upon(&self, other: Option<Arc<Residence>>) {
+        *lock(&self.upon) = other;
+    }
+
+    /// The image that its own is opened upon, which is here then.
+    fn below(disk: &Disk, upon: Option<&Residence>) -> Result<Option<Box<dyn Image>>, Error> {
+        let Some(upon) = upon else { return Ok(None) };
+        upon.come(false)?;
+        upon.vbd.image().map(Some).map_err(|error| failure(disk)(error.to_string()))
     }
 
     /// Have the image here.
@@ -78,7 +92,8 @@ impl Residence {
         let before = self.vbd.size();
         let disk = self.open(disk, from_afar)?;
         *state = State::Here;
-        tracing::info!("the disk is here: {} is open for writing", disk.path.display());
+        let how = if disk.options.read_only { "" } else { " for writing" };
+        tracing::info!("the disk is here: {} is open{how}", disk.path.display());
         // At once: another file may be at its path when that is heard.
         let file = identity(&disk.path);
         let (id, resized) = (self.id, before != self.vbd.size());
@@ -117,7 +132,9 @@ impl Residence {
             opened::forget_pages(&disk);
         }
         let place = Place::hold(&disk.path).unwrap_or_else(|_| (&disk.path).into());
-        let opened = Panic::catch(|| opened::image(&disk, &self.wrap, &place, None));
+        let upon = lock(&self.upon).clone();
+        let below = Residence::below(&disk, upon.as_deref())?;
+        let opened = Panic::catch(|| opened::image(&disk, &self.wrap, &place, below));
         let opened = opened.unwrap_or_else(|panic| Err(Error::panicked([&*disk.path], &panic)));
         let image = opened?;
         opened::sectors_fit(&disk, image.info().size)?;
@@ -154,10 +171,11 @@ impl Residence {
     /// once it is closed, and it could be opened again before a request goes on.
     fn put_away_for(&self, disk: &Disk, size: u64, next: Option<Closing>) -> Result<bool, Error> {
         let (vbd, failed) = (self.vbd.clone(), failure(disk));
-        let (own, wrap) = (disk.clone(), self.wrap.clone());
+        let (own, wrap, upon) = (disk.clone(), self.wrap.clone(), lock(&self.upon).clone());
         let again = move || {
             let place = Place::hold(&own.path).unwrap_or_else(|_| (&own.path).into());
-            Panic::catch(|| opened::image(&own, &wrap, &place, None))
+            let below = Residence::below(&own, upon.as_deref())?;
+            Panic::catch(|| opened::image(&own, &wrap, &place, below))
                 .unwrap_or_else(|panic| Err(Error::panicked([&*own.path], &panic)))
         };
         let away = move |info: &Info| Box::new(Away::new(Info { size, ..info.clone() }));

@@ -1,5 +1,6 @@
 //! Servers that are followed by others while their guests go on.
 
+mod backing;
 mod backups;
 mod bench;
 mod bitmaps;

@@ -180,7 +180,8 @@ fn begin_whole(
     let Some(served) = running.disks.get(&of) else { return Err(Refusal::new("it is gone")) };
     let (disk, vbd) = (served.disk.clone(), served.vbd.clone());
     let (max_slowdown, on_errors) = (slowdown(said)?, on_errors(on_error));
-    let commit = Commit { disk, vbd, base: Some(base), max_slowdown, on_errors };
+    let upon = running.upon_which_image(of, &base);
+    let commit = Commit { disk, vbd, base: Some(base), upon, max_slowdown, on_errors };
     if let Some(base) = commit.base().filter(|base| base.to_str().is_some()) {
         new.line = running.line(
             &new,

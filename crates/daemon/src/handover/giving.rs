@@ -303,12 +303,7 @@ impl Running {
             if changing || pending.bitmaps_changing.contains(id) {
                 return Err(format!("the disk {node} is being changed: try again"));
             }
-            if served.ties.upon.is_some() || served.ties.alone {
-                return Err(format!(
-                    "the disk {node} was opened with 'backing', which the next process would not know: remove it first"
-                ));
-            }
-            if !kept::stands_alone(served) || served.moment.is_some() {
+            if served.ties.shows.is_some() || served.moment.is_some() {
                 return Err(format!(
                     "the disk {node} is part of a snapshot or backup that is not done"
                 ));

@@ -2,6 +2,7 @@
 //! next server finds anew what is behind them, a secret and a certificate where they were read; jobs and clients go on to call
 //! them so.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use ringtap_image::{CacheMode, Place, SecretSource};
@@ -10,9 +11,9 @@ use serde::{Deserialize, Serialize};
 use super::asked;
 use crate::Address;
 use crate::facts::cache_name;
-use crate::graph::{FileNode, Lower};
+use crate::graph::{FileNode, Lower, depth};
 use crate::opened::{Identity, identity};
-use crate::running::Running;
+use crate::running::{DiskId, Running};
 use crate::tls::NamedCredentials;
 use crate::transports::Transport;
 
@@ -128,6 +129,15 @@ pub(crate) struct DiskNames {
     /// It is called by its topmost image's.
     #[serde(default)]
     pub(crate) by_image: bool,
+    /// The disk whose image its own was opened upon, whatever that names.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) upon: Option<String>,
+    /// How many images it consists of, where more are named.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) layers: Option<u32>,
+    /// Nothing was to lie below its image.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) alone: bool,
 }
 
 const DRIVERS: [&str; 4] = ["file", "host_device", "nbd", "rbd"];
@@ -158,7 +168,10 @@ impl Names {
     /// Whether there is some that programs do not know which know of names.
     pub(crate) fn are_newest(&self) -> bool {
         let is_lost = |nbd: &NbdName| !nbd.is_used || nbd.certificates.is_some();
-        !self.certificates.is_empty() || self.nbd.as_ref().is_some_and(is_lost)
+        let lies_so = |one: &DiskNames| one.upon.is_some() || one.layers.is_some() || one.alone;
+        !self.certificates.is_empty()
+            || self.disks.iter().any(lies_so)
+            || self.nbd.as_ref().is_some_and(is_lost)
     }
 
     /// Whether there is some that programs do not know which know of no names.
@@ -167,6 +180,13 @@ impl Names {
         let is_none =
             secrets.is_empty() && files.is_empty() && images.is_empty() && disks.is_empty();
         !is_none || self.are_newest()
+    }
+}
+
+impl DiskNames {
+    fn say_something(&self) -> bool {
+        let DiskNames { in_file, by_image, upon, layers, alone, disk: _ } = self;
+        in_file.is_some() || *by_image || upon.is_some() || layers.is_some() || *alone
     }
 }
 
@@ -218,18 +238,51 @@ impl Running {
             .filter(|(_, lower)| !is_left(lower))
             .map(image)
             .collect::<Result<_, String>>()?;
-        let named = self
-            .disks
-            .values()
-            .filter(|served| served.ties.in_file.is_some() || served.ties.by_image);
-        let disks = named.map(|served| DiskNames {
-            disk: served.node().to_owned(),
-            in_file: served.ties.in_file.clone(),
-            by_image: served.ties.by_image,
+        let lying = self.lying();
+        let disks = self.disks.iter().map(|(id, served)| {
+            Ok(DiskNames {
+                disk: served.node().to_owned(),
+                in_file: served.ties.in_file.clone(),
+                by_image: served.ties.by_image,
+                upon: self.upon_passed(&lying, *id)?,
+                layers: served.disk.options.layers.and_then(|_| depth(served)),
+                alone: served.ties.alone,
+            })
         });
+        let disks = disks.collect::<Result<Vec<_>, String>>()?;
+        let disks = disks.into_iter().filter(DiskNames::say_something);
         let certificates = self.tls_creds.iter().map(CertificatesName::of).collect();
         let (disks, nbd) = (disks.collect(), self.nbd_passed());
         Ok(Names { secrets, files, images, disks, certificates, nbd })
+    }
+
+    /// The disk whose image that one's lies upon, of those that lie upon others.
+    fn upon_passed(
+        &self,
+        lying: &BTreeMap<DiskId, Option<DiskId>>,
+        id: DiskId,
+    ) -> Result<Option<String>, String> {
+        let node = |id: DiskId| self.disks.get(&id).map(|served| served.node().to_owned());
+        match lying.get(&id) {
+            None => Ok(None),
+            Some(Some(upon)) => Ok(node(*upon)),
+            Some(None) => Err(format!(
+                "the disk {} was opened with 'backing', and has gone on in an overlay: the next process would not find what lies \
+                 between; commit that first",
+                node(id).unwrap_or_default()
+            )),
+        }
+    }
+
+    /// Each disk's image is opened again upon the one that it lies upon.
+    pub(super) fn lie_as_they_did(&self) {
+        let lying = self.lying();
+        for (id, served) in &self.disks {
+            // Of images that are to come that is known by what was said.
+            let upon = lying.get(id).copied().flatten().or(served.ties.upon);
+            let upon = upon.and_then(|upon| self.residence_of(upon));
+            served.residence.lies_upon(upon);
+        }
     }
 
     fn nbd_passed(&self) -> Option<NbdName> {
@@ -298,11 +351,24 @@ impl Running {
             };
             self.graph.lower.insert(image.name.clone(), lower);
         }
+        for DiskNames { disk, upon, .. } in &names.disks {
+            let Some(upon) = upon else { continue };
+            let id = |node: &str| {
+                let found = self.disks.iter().find(|(_, served)| served.node() == node);
+                found.map(|(id, _)| *id).ok_or_else(|| format!("its state has no disk {node}"))
+            };
+            let (id, upon) = (id(disk)?, id(upon)?);
+            if let Some(served) = self.disks.get_mut(&id) {
+                served.ties.upon = Some(upon);
+            }
+        }
+        self.lie_as_they_did();
         for named in &names.disks {
             let found = self.disks.values_mut().find(|served| served.node() == named.disk);
             let served = found.ok_or_else(|| format!("its state has no disk {}", named.disk))?;
             served.ties.in_file.clone_from(&named.in_file);
             served.ties.by_image = named.by_image;
+            served.ties.alone = named.alone;
         }
         Ok(())
     }

@@ -3,7 +3,8 @@
 //! Versions are read for ever: `tests/handover` has some of each. What is new in a version is optional, with a default; where
 //! there is something that an older program could not do without the version is higher, so that it refuses. Version 2 has jobs, version 3 backups, version 4
 //! those that go by a bitmap, version 5 names given at run time, version 6 certificates among them, NBD
-//! servers that show nothing, bitmaps that are kept nowhere, and jobs that do not end where they meet an error.
+//! servers that show nothing, bitmaps that are kept nowhere, jobs that do not end where they meet an error, and
+//! disks opened with `backing`.
 
 use std::path::PathBuf;
 

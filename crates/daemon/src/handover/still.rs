@@ -43,9 +43,11 @@ fn wait_for(serving: &mut Serving, disks: &BTreeMap<DiskId, Served>, until: Inst
     true
 }
 
-/// Whether a disk's image is here and closed by one before it is opened by the other.
+/// Whether a disk's image is here and closed by one before it is opened by the other. One that is only read is if it has the one
+/// below open, too.
 pub(super) fn goes(served: &Served) -> bool {
-    !served.disk.incoming && !served.disk.options.read_only && !served.disk.is_null()
+    let is_free = served.disk.options.read_only && served.ties.upon.is_none();
+    !served.disk.incoming && !is_free && !served.disk.is_null()
 }
 
 /// Open again what somebody else may have meanwhile, for so long.
@@ -87,6 +89,7 @@ impl Still {
             modified: vec![],
             late: vec![],
         };
+        running.lie_as_they_did();
         let until = Instant::now() + limit;
         *lock(&running.handing_over) = Some(vec![]);
         for serving in running.servers.values_mut() {

@@ -15,6 +15,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use super::bitmaps::BitmapState;
 use super::channel::{Channel, Files, Kind};
+use super::names::DiskNames;
 use super::state::{Client, Connections, JobState, State, bytes, decode};
 use super::still::in_parallel;
 use super::{CHANNEL, COME, Listening, leave_all, lock};
@@ -93,7 +94,12 @@ impl Taking {
             let found = described(read, &disk.described)?.disk;
             let found = found.ok_or_else(|| failed("its state describes a disk that is none"))?;
             let keeping = Keeping { file: disk.file.clone(), ..found.keeping.clone() };
-            let found = Disk { keeping, ..found };
+            let mut found = Disk { keeping, ..found };
+            let is_it = |one: &&DiskNames| Some(&one.disk) == found.node_name.as_ref();
+            if let Some(named) = self.state.names.disks.iter().find(is_it) {
+                found.options.layers = named.layers;
+                found.keeping.lies_upon = named.upon.is_some();
+            }
             match &disk.left_out {
                 None => config.disks.push(found),
                 Some(why) => left_out.push((found, why.clone())),
@@ -105,7 +111,8 @@ impl Taking {
     /// Have images come that are written to only once the server before this one has closed them.
     pub(crate) fn look_only(&self, config: &mut Config) {
         for disk in &mut config.disks {
-            if !disk.incoming && !disk.options.read_only && !disk.is_null() {
+            let is_free = disk.options.read_only && !disk.keeping.lies_upon;
+            if !disk.incoming && !is_free && !disk.is_null() {
                 disk.keeping.comes = true;
                 disk.incoming = true;
             }
@@ -130,6 +137,7 @@ impl Taking {
             running.pending.away.remove(&id);
             if let Some(served) = running.disks.get_mut(&id) {
                 (served.disk.keeping.comes, served.disk.incoming) = (false, false);
+                served.disk.keeping.lies_upon = false;
             }
         }
         // Nobody is served yet, and nothing has changed since.

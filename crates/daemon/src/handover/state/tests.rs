@@ -153,7 +153,7 @@ fn with_names() -> State {
         in_file: Some("f".into()),
     }];
     let (disk, in_file) = ("a".into(), Some("f".into()));
-    let disks = vec![DiskNames { disk, in_file, by_image: true }];
+    let disks = vec![DiskNames { disk, in_file, by_image: true, ..DiskNames::default() }];
     let names = Names { secrets, files, images, disks, ..Names::default() };
     State { names, ..state() }
 }
@@ -170,6 +170,9 @@ fn with_certificates() -> State {
     let mut state = with_names();
     state.names.certificates = vec![certificates("s", true), certificates("c", false)];
     state.names.nbd = Some(nbd);
+    let (disk, upon) = ("b".into(), Some("a".into()));
+    let lies = DiskNames { disk, upon, layers: Some(1), alone: true, ..DiskNames::default() };
+    state.names.disks.push(lies);
     state.bitmaps = vec!["a".into()];
     state.meet_errors = vec!["c".into()];
     state
