@@ -298,7 +298,13 @@ impl Running {
 
     /// Whether the next server could go on with each job that is at work: with which it could not, and why.
     pub(crate) fn may_pass_jobs_on(&self) -> Result<(), String> {
+        let is_shown = |id: &DiskId| self.disks.get(id).is_some_and(|one| one.moment.is_some());
         for (id, entry) in self.at_work() {
+            if entry.disks.iter().any(is_shown) {
+                return Err(format!(
+                    "the job {id} is at work, and keeps a moment to be read (sync=none), which ends with this process: cancel it first"
+                ));
+            }
             if self.config.control.is_empty() || !entry.entered.can_be_passed_on() {
                 return Err(format!("the job {id} is at work: wait for it, or cancel it"));
             }

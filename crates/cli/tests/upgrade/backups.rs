@@ -139,7 +139,8 @@ fn a_moment_that_is_shown_keeps_the_server_where_it_is() {
     ask(&bench, "blockdev-backup", r#""device":"vm","target":"there","job-id":"j","sync":"none""#);
     until(&bench, is_at_work);
     let said = bench.ends_with("upgrade unix:c.sock", 1);
-    assert!(said.contains("the job j is at work"), "{said}");
+    let why = "the job j is at work, and keeps a moment to be read";
+    assert!(said.contains(why), "{said}");
     until(&bench, is_at_work);
     stop(server);
 }
