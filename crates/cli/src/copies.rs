@@ -87,9 +87,19 @@ pub(crate) struct BackupArgs {
     #[arg(long, value_name = "CHECKPOINT")]
     checkpoint: Option<String>,
 
-    /// The longest that a guest's write may wait for the image, in milliseconds; then the backup is given up
+    /// The longest that a guest's write may wait, in milliseconds: for room in scratch, or without scratch for the image; then
+    /// the backup is given up. So it is where the image takes nothing for as long
     #[arg(long, value_name = "MS", default_value = "1000")]
     guest_timeout: u64,
+
+    /// The server's folder for scratch, where what the guest overwrites lies until the image has it [default: `scratch` in the
+    /// folder of records]
+    #[arg(long, value_name = "DIR")]
+    scratch: Option<PathBuf>,
+
+    /// The most bytes that lie there at once; 0: the guest's writes wait for the image [default: 1G]
+    #[arg(long, value_name = "SIZE", value_parser = names::size)]
+    scratch_limit: Option<u64>,
 
     #[command(flatten)]
     on_errors: OnErrors,
@@ -133,6 +143,12 @@ pub(crate) fn backup(qmp: &mut Qmp, args: &BackupArgs, output: Output) -> anyhow
     });
     if let Some(since) = &args.since {
         arguments["bitmap"] = since.clone().into();
+    }
+    if let Some(scratch) = &args.scratch {
+        arguments["__ringtap_scratch"] = absolute(scratch)?.into();
+    }
+    if let Some(bytes) = args.scratch_limit {
+        arguments["__ringtap_scratch-limit"] = bytes.into();
     }
     args.on_errors.put(&mut arguments, &SIDES);
     let id = format!("backup-{}", args.node);

@@ -46,6 +46,7 @@ mod reopen;
 mod residence;
 mod running;
 mod sandbox;
+mod scratch;
 mod serve;
 mod snapshot;
 mod socket;

@@ -9,11 +9,12 @@ use ringtap_image::bitmap_store::KeptIn;
 use ringtap_image::record::Transaction;
 use ringtap_io::{Io, Tasks};
 use ringtap_vbd::{
-    Backup, BitmapChange, Breaks, Busy, DirtyBitmap, Moment, OnErrors, Quiesced, StagedBitmaps,
-    Successor, Vbd,
+    Backup, BitmapChange, Breaks, Busy, DirtyBitmap, Moment, OnErrors, Quiesced, Scratch,
+    StagedBitmaps, Successor, Vbd,
 };
 
 use crate::chain::{REST, STILL, TRIES};
+use crate::scratch::ScratchAt;
 use crate::{Disk, Error, checkpoints};
 
 /// A backup that is to begin.
@@ -25,6 +26,8 @@ pub(crate) struct Wanted {
     pub(crate) clears: bool,
     /// The moment is only kept, and shown, and so many bytes are saved at most.
     pub(crate) held: Option<Option<u64>>,
+    /// Where guests' changes have old content set aside until the target has it; none: they wait for the target.
+    pub(crate) scratch: Option<ScratchAt>,
     /// Whether the target reads as zeros.
     pub(crate) zeroed: bool,
     /// How long a guest's write may wait for the target; as long as it takes where there is none.
@@ -72,6 +75,7 @@ async fn begin(io: &Io, mut parts: Vec<Part>) -> Result<Vec<Vec<Begun>>, Error> 
     for part in parts.iter().filter(|part| part.keeps && !part.vbd.keeps_bitmaps()) {
         keep(io, part).await?;
     }
+    let mut scratch = make_scratch(&parts)?.into_iter();
     let mut staged = vec![];
     for part in &mut parts {
         let changes = std::mem::take(&mut part.changes);
@@ -83,7 +87,8 @@ async fn begin(io: &Io, mut parts: Vec<Part>) -> Result<Vec<Vec<Begun>>, Error> 
     let mut begun = vec![];
     for ((part, staged), still) in parts.iter().zip(&staged).zip(&still) {
         staged.switch(still).await;
-        match begin_backups(part, staged, still) {
+        let scratch = scratch.by_ref().take(part.backups.len());
+        match begin_backups(part, staged, still, scratch) {
             Ok(own) => begun.push(own),
             Err(error) => return Err(error),
         }
@@ -197,12 +202,31 @@ async fn stand_still<'a>(
     Ok(vec![])
 }
 
+/// What backups set aside in: of each, if it is to have some. Before disks stand still, for it takes a while.
+fn make_scratch(parts: &[Part]) -> Result<Vec<Option<Scratch>>, Error> {
+    let all = parts.iter().flat_map(|part| part.backups.iter().map(move |wanted| (part, wanted)));
+    let made = all.map(|(part, wanted)| {
+        let made = wanted.scratch.as_ref().map(|at| at.make(part.vbd.size()));
+        made.transpose().map_err(|why| failed(part, why))
+    });
+    made.collect()
+}
+
 fn begin_backups(
     part: &Part,
     staged: &StagedBitmaps,
     still: &Quiesced<'_>,
+    scratch: impl Iterator<Item = Option<Scratch>>,
 ) -> Result<Vec<Begun>, Error> {
-    part.backups.iter().map(|wanted| begin_backup(part, wanted, staged, still)).collect()
+    let all = part.backups.iter().zip(scratch);
+    all.map(|(wanted, scratch)| {
+        let mut begun = begin_backup(part, wanted, staged, still)?;
+        if let Some(scratch) = scratch {
+            begun.moment = begun.moment.with_scratch(scratch);
+        }
+        Ok(begun)
+    })
+    .collect()
 }
 
 fn begin_backup(

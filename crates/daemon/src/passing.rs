@@ -74,6 +74,21 @@ impl Passing {
 }
 
 impl Running {
+    /// What another process could not be told: what of moments lies in scratch, for their targets do not take it.
+    pub(crate) fn scratch_is_empty(&self) -> Result<(), String> {
+        for (id, passing) in &self.pending.passing {
+            let Some(Left::Save(moment)) = &passing.left else { continue };
+            let bytes = moment.set_aside();
+            if bytes > 0 {
+                return Err(format!(
+                    "the target of the job {id} does not take what guests have changed since its moment ({bytes} bytes in \
+                     scratch): see to the target, or cancel the job"
+                ));
+            }
+        }
+        Ok(())
+    }
+
     /// Jobs of which the next server has to know more than what stands in the ledger.
     pub(crate) fn jobs_passed(&self) -> Vec<JobState> {
         let state = |(id, passing): (&String, &Passing)| {

@@ -9,26 +9,32 @@
 use std::cell::Cell;
 use std::ops::Range;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, OnceLock};
 
-use ringtap_image::{Error, Status};
-use ringtap_io::{Io, Mem, Time};
+use ringtap_image::Error;
+use ringtap_io::{Io, Time};
 
 use crate::filter::{BeforeWrite, Filtered};
-use crate::job::{Job, Pace, Phase};
+use crate::job::{Job, Phase};
 use crate::level::Pass;
 use crate::map::Map;
 use crate::mirror::MirrorError;
-use crate::mirror::again::{Attempt, DealsWithNoRoom};
-use crate::mirror::content::{give, look};
+use crate::mirror::again::DealsWithNoRoom;
+use crate::mirror::content::give;
 use crate::mirror::target::Target;
-use crate::mirror::together::{beside, together, within};
+use crate::mirror::together::{beside, within};
 use crate::track::Tracker;
 use crate::trouble::OnErrors;
-use crate::{Busy, DirtyBitmap, Disk, Kind, Quiesced, Request, Successor, Vbd};
+use crate::{Busy, DirtyBitmap, Disk, Quiesced, Successor, Vbd};
 
+mod aside;
 mod left;
+mod saving;
+mod view;
+
+use aside::Aside;
+pub use aside::Scratch;
 
 /// The most bytes copied at once.
 const PIECE: u64 = 1 << 20;
@@ -90,6 +96,8 @@ pub(crate) struct Kept {
     told: AtomicBool,
     /// Bytes that may yet be saved before requests.
     room: AtomicU64,
+    /// Where what requests change goes first, where there is such a place.
+    aside: OnceLock<Aside>,
     #[cfg(feature = "sabotage")]
     wrongs: crate::Wrongs,
 }
@@ -237,6 +245,7 @@ impl Backup {
             breaks: self.breaks,
             told: AtomicBool::new(false),
             room: AtomicU64::new(self.room.unwrap_or(u64::MAX)),
+            aside: OnceLock::new(),
             #[cfg(feature = "sabotage")]
             wrongs: self.wrongs,
         });
@@ -334,8 +343,14 @@ impl Moment {
             end.unwrap_or(Err(MirrorError::Lost))?;
             Ok(job.finalized().await?)
         };
-        let end = beside(beside(saved, cancelled), self.kept.watch_for_silence(io)).await;
-        let end = match end {
+        let saved = async {
+            let end = beside(saved, cancelled).await;
+            if end.is_err() && self.is_left(job) {
+                within(self.empty_scratch(io), target.broken()).await;
+            }
+            end
+        };
+        let end = match beside(saved, self.kept.watch_for_silence(io)).await {
             Ok(()) => {
                 self.saved.store(true, SeqCst);
                 Ok(())
@@ -371,46 +386,6 @@ impl Moment {
         job.set_phase(Phase::Failed);
         Err(why)
     }
-
-    async fn save_all(&self, io: &Io, job: &Job) -> Result<(), MirrorError> {
-        let (from, pace, cursor) = (self.from.fork(), Pace::new(job, io, &self.from), Cell::new(0));
-        let kept = &*self.kept;
-        job.set_left(kept.left.marked().min(kept.size));
-        let worker = async || {
-            while let Some(range) = kept.left.next(cursor.get(), PIECE) {
-                cursor.set(range.end);
-                let range = range.start..range.end.min(kept.size);
-                let bytes = range.end - range.start;
-                loop {
-                    pace.wait(io, bytes).await?;
-                    let attempt = Attempt::begin(job, &kept.target, self.on_errors);
-                    pace.measure(io, 0);
-                    let range = range.clone();
-                    let work = from.within(async |pass| Ok(kept.save(io, pass, range).await));
-                    let end = from.health().contain_all(work).await;
-                    let Err(why) = end.unwrap_or(Err(MirrorError::Stopped)) else { break };
-                    Box::pin(attempt.failed(io, &pace, why)).await?;
-                }
-                job.add(bytes);
-            }
-            Ok::<_, MirrorError>(())
-        };
-        let worker = async || match worker().await {
-            // Another job goes on with it.
-            Err(MirrorError::Cancelled) if job.is_for_next() => {}
-            end => end.unwrap_or_else(|why| kept.target.fail(why)),
-        };
-        together((0..self.requests.max(1)).map(|_| worker())).await;
-        if let Some(why) = kept.target.failure() {
-            return Err(why);
-        }
-        job.check()?;
-        #[cfg(feature = "sabotage")]
-        if kept.wrongs.unflushed {
-            return Ok(());
-        }
-        kept.target.flush(io, kept.limit).await
-    }
 }
 
 /// Room for a region, given back where that is not saved: it is tried again.
@@ -437,10 +412,12 @@ impl BeforeWrite for Kept {
             if self.wrongs.misses > 0 && (range.start / 512) % self.wrongs.misses == 0 {
                 return Ok(());
             }
-            let save = self.save(io, pass, range);
+            let lacks = Cell::new(None);
+            let save = self.save_or_set_aside(io, pass, range, &lacks);
             let end = match self.limit {
                 Some(limit) => {
-                    within(save, io.sleep(limit)).await.unwrap_or(Err(MirrorError::Late { limit }))
+                    let late = || lacks.take().unwrap_or(MirrorError::Late { limit });
+                    within(save, io.sleep(limit)).await.unwrap_or_else(|| Err(late()))
                 }
                 None => save.await,
             };
@@ -507,90 +484,14 @@ impl Kept {
             let mut at = part.start;
             let mut taken = self.take_room(part.end - part.start)?;
             while at < part.end {
-                let (len, content) = look(io, pass, at..part.end, PIECE, None).await?;
+                let (len, content) = self.old(io, pass, at..part.end).await?;
                 give(io, &self.target, at, len, content, self.zeroed, &held).await?;
                 at += len;
             }
             taken.bytes = 0;
-            self.left.forget(part.clone());
+            self.has_saved(io, part.clone()).await;
             rest.start = part.end;
         }
         Ok(())
     }
-}
-
-impl View {
-    /// Bytes of the disk at that moment.
-    pub fn size(&self) -> u64 {
-        self.kept.size
-    }
-
-    /// Fill `mem` with what the disk held from an offset on.
-    pub async fn read(&self, io: &Io, offset: u64, mem: Mem) -> Result<(), MirrorError> {
-        let kept = &*self.kept;
-        let end = offset.checked_add(mem.len() as u64).filter(|end| *end <= kept.size);
-        let end = end.ok_or(failed(offset, mem, Error::Range))?;
-        let mut at = offset;
-        while at < end {
-            let to = (at - at % kept.granularity).saturating_add(kept.granularity).min(end);
-            let part = mem.window((at - offset) as usize, (to - at) as usize);
-            let mut from_disk = false;
-            if kept.is_left(&(at..to)).is_some() {
-                let work = self.from.within(async |pass| {
-                    let held = kept.target.ranges.ask(at..to);
-                    let _may_have_failed = kept.target.alone(&held).await;
-                    match kept.is_left(&(at..to)) {
-                        Some(_) => pass.read(io, at, part).await.map(|()| true),
-                        None => Ok(false),
-                    }
-                });
-                let read = self.from.health().contain_all(work).await;
-                from_disk = read.map_err(|error| failed(at, part, error))?;
-            }
-            if !from_disk {
-                let (kind, len) = (Kind::Read, part.len() as u64);
-                let request = Request { kind, offset: at, len, mem: part, fua: false };
-                let read = self.target.serve(io, request).await;
-                read.map_err(|error| failed(at, part, error))?;
-            }
-            at = to;
-        }
-        if kept.target.has_failed() { Err(MirrorError::Lost) } else { Ok(()) }
-    }
-}
-
-impl View {
-    /// What the range from an offset on held, for block status.
-    pub async fn status(&self, io: &Io, offset: u64, len: u64) -> Result<Status, MirrorError> {
-        let kept = &*self.kept;
-        let end = offset.checked_add(len).filter(|end| *end <= kept.size && len > 0);
-        let end = end.ok_or(MirrorError::Status { offset, error: Error::Range })?;
-        let to = (offset - offset % kept.granularity).saturating_add(PIECE).min(end);
-        // As far as all of it is saved, or none.
-        let to = match kept.is_left(&(offset..to)) {
-            None => return Ok(Status::data(to - offset)),
-            Some(left) if left.start > offset => return Ok(Status::data(left.start - offset)),
-            Some(left) => left.end.min(to),
-        };
-        let work = self.from.within(async |pass| {
-            let held = kept.target.ranges.ask(offset..to);
-            let _may_have_failed = kept.target.alone(&held).await;
-            match kept.is_left(&(offset..to)) {
-                Some(left) if left.start == offset => {
-                    pass.image.status(io, offset, left.end.min(to) - offset).await
-                }
-                Some(left) => Ok(Status::data(left.start - offset)),
-                None => Ok(Status::data(to - offset)),
-            }
-        });
-        let status = self.from.health().contain_all(work).await;
-        let mut status = status.map_err(|error| MirrorError::Status { offset, error })?;
-        // Where it lies is not for long.
-        status.at = None;
-        if kept.target.has_failed() { Err(MirrorError::Lost) } else { Ok(status) }
-    }
-}
-
-fn failed(offset: u64, mem: Mem, error: Error) -> MirrorError {
-    MirrorError::Read { offset, len: mem.len() as u64, error }
 }

@@ -404,7 +404,7 @@ impl Job {
     }
 
     /// Wait until the job need not pause.
-    async fn unpaused(&self) -> Result<(), Cancelled> {
+    pub(crate) async fn unpaused(&self) -> Result<(), Cancelled> {
         loop {
             let told = self.0.told.listen();
             self.check()?;

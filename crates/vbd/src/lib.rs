@@ -63,7 +63,7 @@ mod vbd;
 mod walk;
 mod workers;
 
-pub use backup::{Backup, Breaks, Moment, View};
+pub use backup::{Backup, Breaks, Moment, Scratch, View};
 #[cfg(feature = "sabotage")]
 #[doc(hidden)]
 pub use bitmaps::BitmapWrongs;

@@ -6,6 +6,8 @@ mod common;
 mod container;
 #[path = "common/faults.rs"]
 mod faults;
+#[path = "backup/scratch.rs"]
+mod scratch;
 #[path = "common/spec.rs"]
 mod spec;
 
@@ -21,7 +23,8 @@ use ringtap_sim::{
     queues, random_asks, read_all, seeds, turn_all,
 };
 use ringtap_vbd::{
-    Backup, Breaks, Error, Job, Kind, MirrorError, Moment, OnErrors, Request, Tracker, Vbd, Wrongs,
+    Backup, Breaks, Error, Job, Kind, MirrorError, Moment, OnErrors, Request, Scratch, Tracker,
+    Vbd, Wrongs,
 };
 
 use common::Served;
@@ -44,6 +47,8 @@ struct Seen {
     cancelled: u32,
     /// Jobs that others went on with.
     left: u32,
+    /// Those whose scratch was too small.
+    crowded: u32,
     cut: u32,
     killed: u32,
     reads: u32,
@@ -235,6 +240,7 @@ impl Backups {
                 Err(MirrorError::Cancelled) => seen.cancelled += 1,
                 Err(MirrorError::Write { .. } | MirrorError::Flush { .. }) => seen.broken += 1,
                 Err(MirrorError::Read { .. } | MirrorError::Status { .. }) => seen.unread += 1,
+                Err(MirrorError::Room { .. }) => seen.crowded += 1,
                 Err(why) => panic!("{why}"),
             }
         }
@@ -286,6 +292,7 @@ impl Backups {
             let at = self.rng.borrow_mut().u64(0..SECTORS) * SECTOR as u64;
             self.disk.break_range(source, at..at + 512, Refuses::Reads);
         }
+        let moment = self.with_scratch(moment).await;
         let on_errors = backup.on_errors;
         let bytes = Rc::new(bytes.into_inner());
         let reading = Rc::new(Cell::new(readers));
@@ -308,6 +315,18 @@ impl Backups {
             io.next_turn().await;
         }
         Some((end, bytes.to_vec()))
+    }
+
+    /// Perhaps with scratch, which may be too small for one request.
+    async fn with_scratch(&self, moment: Moment) -> Moment {
+        let room = self.rng.borrow_mut().u64(1..2 * SIZE);
+        if self.rng.borrow_mut().bool() {
+            return moment;
+        }
+        let file = self.disk.add_device(SIZE, 512);
+        let image = Spec::Raw(file).open(&self.io, &self.disk).await;
+        let disk = Vbd::new(image, CacheMode::None).disk().clone();
+        moment.with_scratch(Scratch { disk, room })
     }
 
     /// Save a moment, by a job or several, each of which goes on where the one before was left.
@@ -352,7 +371,7 @@ impl Backups {
             for _ in 0..turns {
                 io.next_turn().await;
             }
-            if words {
+            if words && moment.set_aside() == 0 {
                 // As another process would have it, from when the disk stands still.
                 let own = self.vbd.disk().fork();
                 if let Ok(_still) = own.quiesce(io, 1 << 40).await {
@@ -364,6 +383,7 @@ impl Backups {
                     moment = moment.with_errors(on_errors);
                 }
             }
+            moment = moment.take_up();
             nexts -= 1;
             cancel_after = cancel_after.filter(|_| !is_last);
         }
@@ -440,8 +460,9 @@ fn moments_of_disks_are_kept_under_load() {
     let mut seen = Seen::default();
     all_well(seeds(400), (), |seed| trial(seed, Wrongs::default(), &mut seen));
     println!("{seen:?}");
-    let Seen { whole, later, broken, unread, resumed, cancelled, left, cut, killed, reads } = seen;
-    let all = [whole, later, broken, unread, resumed, cancelled, left, cut, killed, reads];
+    let Seen { whole, later, broken, unread, resumed, cancelled, left, .. } = seen;
+    let Seen { crowded, cut, killed, reads, .. } = seen;
+    let all = [whole, later, broken, unread, resumed, cancelled, left, crowded, cut, killed, reads];
     assert!(all.iter().all(|count| *count > 10));
 }
 

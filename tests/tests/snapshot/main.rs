@@ -15,6 +15,7 @@ mod moment;
 mod pulled;
 mod resting;
 mod room;
+mod scratch;
 mod slow;
 mod stable;
 mod steps;

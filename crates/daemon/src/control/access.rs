@@ -111,6 +111,7 @@ impl Running {
             by: None,
             clears: false,
             held: Some(of.scratch_limit),
+            scratch: None,
             zeroed: false,
             limit,
             breaks,

@@ -1,5 +1,6 @@
 //! Backups: jobs that make another node a copy of a disk's moment, or keep the moment to be read.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use ringtap_vbd::{Breaks, Moment, OnErrors};
@@ -16,6 +17,7 @@ use super::table::Command;
 use crate::jobs::New;
 use crate::moment::{Begun, Wanted};
 use crate::running::{DiskId, Running};
+use crate::scratch::{ROOM, ScratchAt};
 
 /// How long a guest's write may wait for the target, where nothing is said.
 const GUEST_TIMEOUT: u64 = 1000;
@@ -49,9 +51,13 @@ arguments! {
         "compress" compress: Option<bool>,
         /// Whether the target reads as zeros.
         "__ringtap_target-is-zero" target_is_zero: Option<bool>,
-        /// How long a guest's write may wait for the target, in milliseconds, before the backup is given up.
+        /// How long a guest's write may wait, in milliseconds, before the backup is given up: for room in scratch, or for the
+        /// target where there is no scratch.
         "__ringtap_guest-timeout" guest_timeout: Option<u64>,
-        /// With `none`: the most bytes that the target takes, before the backup is given up.
+        /// Where what guests change is set aside until the target has it: a folder. Not with `none`.
+        "__ringtap_scratch" scratch: Option<String>,
+        /// The most bytes that lie there at once, 1 GiB where nothing is said; 0: there is none, and guests' writes wait for
+        /// the target. With `none`: the most bytes that the target takes, before the backup is given up.
         "__ringtap_scratch-limit" scratch_limit: Option<u64>,
         "auto-finalize" auto_finalize: Option<bool>,
         "auto-dismiss" auto_dismiss: Option<bool>,
@@ -85,6 +91,18 @@ impl Asked {
     }
 }
 
+/// Whether some of what a disk holds is enciphered where it lies.
+fn is_enciphered(disk: &ringtap_vbd::Disk) -> bool {
+    let mut layer = Some(Box::new(disk.inspect().layers));
+    while let Some(own) = layer {
+        if own.encrypted || own.format == "luks" {
+            return true;
+        }
+        layer = own.below;
+    }
+    false
+}
+
 impl Command for BlockdevBackup {
     const NAME: &'static str = "blockdev-backup";
     type Answer = Done;
@@ -112,7 +130,16 @@ impl BlockdevBackup {
         let id = running.one_of(Some(&self.device), None)?;
         let known: Vec<_> = moment.disk().dirty_bitmaps().into_iter().map(Known::from).collect();
         let (wanted, own) = self.ask(running, id, &known)?.split();
-        let moment = moment.take_up().with_errors(wanted.on_errors);
+        let mut moment = moment.take_up().with_errors(wanted.on_errors);
+        if let Some(at) = wanted.scratch.filter(|_| !moment.has_scratch()) {
+            match at.make(moment.disk().size()) {
+                Ok(scratch) => moment = moment.with_scratch(scratch),
+                Err(why) => tracing::warn!(
+                    "guests wait for the target of the job {id}: {why}",
+                    id = own.new.id
+                ),
+            }
+        }
         running.begin_backup(Begun { moment, shown: None }, own)?;
         Ok(Done {})
     }
@@ -164,9 +191,19 @@ impl BlockdevBackup {
             usable(running, id, known, name)?;
         }
         let held = matches!(self.sync, BackupSync::Nothing).then_some(self.scratch_limit);
-        if held.is_none() && self.scratch_limit.is_some() {
-            return Err(Refusal::new("'__ringtap_scratch-limit' is for sync=none"));
+        if held.is_some() && self.scratch.is_some() {
+            return Err(Refusal::new(
+                "'__ringtap_scratch' is not for sync=none: 'target' is its scratch",
+            ));
         }
+        let folder = self.scratch.clone().map(PathBuf::from);
+        let is_enciphered = || running.disks.get(&id).is_some_and(|of| is_enciphered(&of.vbd));
+        let scratch = match (held, self.scratch_limit.unwrap_or(ROOM)) {
+            (Some(_), _) | (None, 0) => None,
+            // It would lie there as the guest wrote it, and nobody has said that it may.
+            (None, _) if folder.is_none() && is_enciphered() => None,
+            (None, room) => Some(ScratchAt { folder, room }),
+        };
         let common = Common {
             job_id: self.job_id,
             speed: self.speed,
@@ -186,6 +223,8 @@ impl BlockdevBackup {
                 "bitmap": self.bitmap,
                 "bitmap-mode": self.bitmap_mode.map(BitmapMode::word),
                 "__ringtap_guest-timeout": self.guest_timeout,
+                "__ringtap_scratch": self.scratch,
+                "__ringtap_scratch-limit": self.scratch_limit,
                 "on-source-error": self.on_source_error.map(OnErrorWord::word),
                 "on-target-error": self.on_target_error.map(OnErrorWord::word),
             });
@@ -197,6 +236,7 @@ impl BlockdevBackup {
             by: by.map(|(name, _)| name),
             clears: mode.is_some_and(|mode| mode != BitmapMode::Never),
             held,
+            scratch,
             zeroed: self.target_is_zero.unwrap_or(false),
             limit: Some(Duration::from_millis(self.guest_timeout.unwrap_or(GUEST_TIMEOUT))),
             breaks: Breaks::Moment,

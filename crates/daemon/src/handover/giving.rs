@@ -282,6 +282,7 @@ impl Running {
             return Err("systemd would not learn of the new process, and kill it: the unit needs Type=notify".into());
         }
         self.names_passed()?;
+        self.scratch_is_empty()?;
         if let Some(disk) = self.opening() {
             return Err(format!("{} is being opened: try again", disk.path.display()));
         }

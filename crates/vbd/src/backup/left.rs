@@ -59,6 +59,7 @@ impl Moment {
     /// Go on with it after [`Moment::leave`], here or in another process. The disk is open, and so is what its bitmaps are kept in.
     #[must_use]
     pub fn take_up(mut self) -> Moment {
+        self.reopen_scratch();
         self.successor = self.successor.take().and_then(Successor::take_up);
         self
     }

@@ -85,6 +85,8 @@ pub struct Wrongs {
     pub hasty: bool,
     /// What was being copied when the job was cancelled for another is not copied again.
     pub forgets: bool,
+    /// What is to be saved is read from the disk, though it lies in scratch.
+    pub ignores_scratch: bool,
 }
 
 /// What is copied while it is served, and how.

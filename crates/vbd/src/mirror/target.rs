@@ -285,12 +285,12 @@ impl Target {
         held.ours(|| self.has_failed()).await
     }
 
-    fn take(&self) -> Vbd {
+    pub(crate) fn take(&self) -> Vbd {
         let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
         idle.unwrap_or_else(|| self.disk.fork())
     }
 
-    fn give_back(&self, vbd: Vbd) {
+    pub(crate) fn give_back(&self, vbd: Vbd) {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(vbd);
     }
 

@@ -1,0 +1,205 @@
+//! The job that brings all of a moment to its target: from the disk, and from scratch where requests have changed it since.
+
+use std::cell::{Cell, RefCell};
+use std::ops::Range;
+use std::rc::Rc;
+
+use ringtap_io::Io;
+
+use super::{Kept, Moment, PIECE};
+use crate::Vbd;
+use crate::job::{Cancelled, Job, Pace};
+use crate::level::Pass;
+use crate::mirror::MirrorError;
+use crate::mirror::again::Attempt;
+use crate::mirror::content::{Content, give};
+use crate::mirror::together::together;
+
+/// How many regions are on their way from scratch at once.
+const FROM_SCRATCH: usize = 4;
+
+/// What those who save have among themselves.
+struct Saving<'a> {
+    moment: &'a Moment,
+    job: &'a Job,
+    from: Vbd,
+    pace: Pace,
+    cursor: Cell<u64>,
+    /// How many go from one end of the disk to the other, and have not come to it.
+    walking: Cell<usize>,
+    /// What is on its way from scratch.
+    on_its_way: RefCell<Vec<Range<u64>>>,
+}
+
+impl Moment {
+    pub(super) async fn save_all(&self, io: &Io, job: &Job) -> Result<(), MirrorError> {
+        let kept = &*self.kept;
+        job.set_left(kept.left.marked().min(kept.size));
+        let saving = Saving {
+            moment: self,
+            job,
+            from: self.from.fork(),
+            pace: Pace::new(job, io, &self.from),
+            cursor: Cell::new(0),
+            walking: Cell::new(self.requests.max(1)),
+            on_its_way: RefCell::default(),
+        };
+        let saving = &saving;
+        let worker = async |walks: bool| {
+            let end = if walks { saving.walk(io).await } else { saving.empty(io).await };
+            if walks {
+                saving.walking.set(saving.walking.get() - 1);
+                kept.tell_of_scratch();
+            }
+            match end {
+                // Another job goes on with it.
+                Err(MirrorError::Cancelled) if job.is_for_next() => {}
+                end => end.unwrap_or_else(|why| kept.target.fail(why)),
+            }
+        };
+        let empties = if kept.aside.get().is_some() { FROM_SCRATCH } else { 0 };
+        let kinds = (0..self.requests.max(1)).map(|_| true).chain((0..empties).map(|_| false));
+        together(kinds.map(worker)).await;
+        if let Some(why) = kept.target.failure() {
+            return Err(why);
+        }
+        job.check()?;
+        #[cfg(feature = "sabotage")]
+        if kept.wrongs.unflushed {
+            return Ok(());
+        }
+        kept.target.flush(io, kept.limit).await
+    }
+}
+
+impl Saving<'_> {
+    /// Save all, at the job's rate.
+    async fn walk(&self, io: &Io) -> Result<(), MirrorError> {
+        let kept = &*self.moment.kept;
+        while let Some(range) = kept.left.next(self.cursor.get(), PIECE) {
+            self.cursor.set(range.end);
+            let range = range.start..range.end.min(kept.size);
+            let bytes = range.end - range.start;
+            self.bring(io, range, async || self.pace.wait(io, bytes).await).await?;
+        }
+        Ok(())
+    }
+
+    /// Save what comes into scratch, as fast as the target takes it: guests may wait for room.
+    async fn empty(&self, io: &Io) -> Result<(), MirrorError> {
+        let kept = &*self.moment.kept;
+        loop {
+            let is_over = || self.walking.get() == 0;
+            kept.wait_for_scratch(|| is_over() || self.next_aside().is_some()).await;
+            let Some(range) = self.next_aside() else { return Ok(()) };
+            self.on_its_way.borrow_mut().push(range.clone());
+            let own = range.start..range.end.min(kept.size);
+            let end = self.bring(io, own, async || self.job.unpaused().await).await;
+            self.on_its_way.borrow_mut().retain(|other| *other != range);
+            end?;
+        }
+    }
+
+    /// What lies in scratch and is not on its way yet.
+    fn next_aside(&self) -> Option<Range<u64>> {
+        let mut at = 0;
+        while let Some(range) = self.moment.kept.next_aside(at) {
+            let own = self.on_its_way.borrow();
+            if !own.iter().any(|other| other.start < range.end && range.start < other.end) {
+                return Some(range);
+            }
+            at = range.end;
+        }
+        None
+    }
+
+    /// Have the target hold what a range held, whatever it takes, each time when it may.
+    async fn bring(
+        &self,
+        io: &Io,
+        range: Range<u64>,
+        may: impl AsyncFn() -> Result<(), Cancelled>,
+    ) -> Result<(), MirrorError> {
+        let Saving { moment, job, from, pace, .. } = self;
+        loop {
+            may().await?;
+            let attempt = Attempt::begin(job, &moment.kept.target, moment.on_errors);
+            pace.measure(io, 0);
+            match moment.kept.bring(io, from, range.clone()).await {
+                Ok(bytes) => {
+                    job.add(bytes);
+                    return Ok(());
+                }
+                Err(why) => Box::pin(attempt.failed(io, pace, why)).await?,
+            }
+        }
+    }
+}
+
+impl Kept {
+    /// Have the target hold what a range held, which gives how many bytes of it it did not hold before. Where there is scratch,
+    /// whoever changes the range waits no longer than it takes to read it.
+    pub(super) async fn bring(
+        &self,
+        io: &Io,
+        from: &Vbd,
+        range: Range<u64>,
+    ) -> Result<u64, MirrorError> {
+        let (health, stopped) = (from.health(), |_| Err(MirrorError::Stopped));
+        if self.aside.get().is_none() {
+            let bytes = range.end - range.start;
+            let work = from.within(async |pass| Ok(self.save(io, pass, range).await));
+            let end = health.contain_all(work).await.unwrap_or_else(stopped);
+            return end.map(|()| bytes);
+        }
+        let range = self.regions(range);
+        let mut parts = vec![];
+        let work = from.within(async |pass| Ok(self.collect(io, pass, &range, &mut parts).await));
+        health.contain_all(work).await.unwrap_or_else(stopped)?;
+        let mut saved = vec![];
+        for (at, len, content) in parts {
+            give(io, &self.target, at, len, content, self.zeroed, &()).await?;
+            saved.push(at..at + len);
+        }
+        let held = Rc::new(self.target.ranges.ask(range.clone()));
+        if !self.target.alone(&held).await {
+            return Err(MirrorError::Cancelled);
+        }
+        let mut bytes = 0;
+        for part in saved {
+            let mut at = part.start;
+            while let Some(left) = self.is_left(&(at..part.end)) {
+                bytes += left.end - left.start;
+                at = left.end;
+            }
+        }
+        // All of it that was left.
+        self.has_saved(io, range).await;
+        Ok(bytes)
+    }
+
+    /// Look at all of a range that is not saved.
+    async fn collect(
+        &self,
+        io: &Io,
+        pass: Pass<'_>,
+        range: &Range<u64>,
+        parts: &mut Vec<(u64, u64, Content)>,
+    ) -> Result<(), MirrorError> {
+        let held = Rc::new(self.target.ranges.ask(range.clone()));
+        if !self.target.alone(&held).await {
+            return Err(MirrorError::Cancelled);
+        }
+        let mut rest = range.clone();
+        while let Some(part) = self.is_left(&rest) {
+            let mut at = part.start;
+            while at < part.end {
+                let (len, content) = self.old(io, pass, at..part.end).await?;
+                parts.push((at, len, content));
+                at += len;
+            }
+            rest.start = part.end;
+        }
+        Ok(())
+    }
+}
