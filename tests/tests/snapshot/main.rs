@@ -23,5 +23,6 @@ mod stream;
 mod taken;
 mod tampered;
 mod together;
+mod told;
 mod verbs;
 mod whole;
