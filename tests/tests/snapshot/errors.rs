@@ -114,6 +114,10 @@ fn a_copy_whose_target_is_full_waits_or_fails_as_it_is_told() {
         // Its requests would wait for room, but for the job.
         let node = json!({ "driver": "qcow2", "node-name": "copy", "file": file });
         control.ok("blockdev-add", node);
+        begin(&mut control, command, json!({}));
+        met(&mut control, "write", "report");
+        let why = ended(&mut control).expect("it fails");
+        assert!(why.contains("no space"), "{why}");
         begin(&mut control, command, json!({ "on-target-error": "enospc" }));
         met(&mut control, "write", "stop");
         stands(&mut control, "nospace");

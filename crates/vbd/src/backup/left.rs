@@ -1,6 +1,6 @@
 //! A moment that one job leaves and another goes on with, here or in another process.
 
-use super::{Backup, Kept, Moment};
+use super::{Backup, Breaks, Kept, Moment};
 use crate::Successor;
 use crate::job::Job;
 use crate::map::Map;
@@ -29,7 +29,10 @@ impl Backup {
 impl Moment {
     /// The same, where the job that saves it does that about errors.
     pub fn with_errors(mut self, on_errors: OnErrors) -> Moment {
-        self.deals_with_no_room = on_errors.deals_with_no_room(&self.kept.target.disk);
+        // A node that keeps a moment for which requests fail has no job, and they may wait.
+        let has_job = self.kept.breaks == Breaks::Moment;
+        let target = &self.kept.target.disk;
+        self.deals_with_no_room = has_job.then(|| OnErrors::deals_with_no_room(target));
         self.on_errors = on_errors;
         self
     }

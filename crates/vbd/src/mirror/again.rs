@@ -6,7 +6,7 @@ use super::error::MirrorError;
 use super::target::Target;
 use crate::Disk;
 use crate::job::{Job, Pace};
-use crate::trouble::{Action, OnError, OnErrors, Trouble};
+use crate::trouble::{Action, OnErrors, Trouble};
 
 /// As long as it is there requests of a job's target do not wait for room: the job hears of it.
 pub(crate) struct DealsWithNoRoom(Disk);
@@ -18,12 +18,10 @@ impl Drop for DealsWithNoRoom {
 }
 
 impl OnErrors {
-    /// Where the job does anything about it but fail.
-    pub(crate) fn deals_with_no_room(&self, target: &Disk) -> Option<DealsWithNoRoom> {
-        (self.target != OnError::Report).then(|| {
-            target.shared.full.tell_job();
-            DealsWithNoRoom(target.clone())
-        })
+    /// What the job is told to do comes before what the target is, also where that is to fail.
+    pub(crate) fn deals_with_no_room(target: &Disk) -> DealsWithNoRoom {
+        target.shared.full.tell_job();
+        DealsWithNoRoom(target.clone())
     }
 
     /// What is done about that; none where it is the end in any case.

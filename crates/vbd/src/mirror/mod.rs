@@ -223,7 +223,7 @@ struct Work {
     late: Cell<(u32, u64, u64)>,
     /// Something could not be copied while the disk stood still: it is tried again while it goes on.
     was_refused: Cell<bool>,
-    _deals_with_no_room: Option<DealsWithNoRoom>,
+    _deals_with_no_room: DealsWithNoRoom,
     /// What it begins with, where it goes on with another's work.
     begins: Phase,
 }
@@ -262,7 +262,7 @@ impl Work {
             was_ready: Cell::new(was_ready),
             late: Cell::default(),
             was_refused: Cell::default(),
-            _deals_with_no_room: mirror.on_errors.deals_with_no_room(&mirror.to),
+            _deals_with_no_room: OnErrors::deals_with_no_room(&mirror.to),
             begins,
             mirror,
         }
