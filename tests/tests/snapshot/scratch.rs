@@ -19,6 +19,7 @@ fn paused(bench: &Bench, control: &mut Control, copy: &str, more: Value) {
                              "__ringtap_scratch": bench.text("scratch") });
     let own = backup.as_object_mut().expect("an object");
     own.extend(more.as_object().cloned().unwrap_or_default());
+    own.retain(|_, value| !value.is_null());
     control.ok("blockdev-backup", backup);
     control.ok("job-pause", json!({ "id": "j" }));
     let until = Instant::now() + patience();
@@ -129,6 +130,35 @@ fn nothing_of_scratch_stays_after_a_kill() {
     bench.io("a", &["read -P 1 0 4M", "read -P 3 4M 4M"]);
     assert_eq!(bench.control().ok("query-jobs", json!({})), json!([]));
     assert!(server.stop().contains("is no copy of the disk"));
+}
+
+/// It would lie there as the guest wrote it.
+#[test]
+fn an_encrypted_disk_has_scratch_only_where_its_folder_is_named() {
+    for (named, set_aside) in [(true, true), (false, false)] {
+        let bench = Bench::new();
+        let (image, key) = (bench.text("a.img"), bench.text("key"));
+        fs::write(&key, "a secret").expect("a key");
+        let (object, secret) = (format!("secret,id=s,file={key}"), format!("file:{key}"));
+        let options = ["--object", &*object, "-o", "key-secret=s,iter-time=10", &image, "64M"];
+        let create = [&["create", "-q", "-f", "luks"][..], &options].concat();
+        ok("qemu-img", "qemu-utils", &create);
+        bench.raw("copy", 64 * MIB);
+        let server = bench.serve(&["a.img"], &["-f", "luks", "--secret", &secret]);
+        bench.io("a", &["write -P 1 0 32M", "flush"]);
+        let mut control = bench.control();
+        let folder = if named { json!(bench.path("scratch")) } else { json!(null) };
+        paused(&bench, &mut control, &bench.text("copy"), json!({ "__ringtap_scratch": folder }));
+        bench.io("a", &["write -P 3 16M 8M", "flush"]);
+        assert_eq!(bytes_of(&bench.path("copy")) < 4 * MIB, set_aside, "{named}");
+        control.ok("block-job-set-speed", json!({ "device": "j", "speed": 0 }));
+        control.ok("job-resume", json!({ "id": "j" }));
+        let told = hear(&mut control, "BLOCK_JOB_COMPLETED");
+        assert!(told.get("error").is_none(), "{told}");
+        control.ok("blockdev-del", json!({ "node-name": "copy" }));
+        server.stop();
+        bench.holds("copy", "raw", &["read -P 1 0 32M"]);
+    }
 }
 
 /// What lies there has to come to the target first, whether the job pauses or not.
