@@ -1,16 +1,18 @@
-//! Targets of copies that are slow as they are made stable, or answer nothing any more.
+//! Targets of copies that are slow or fail as they are made stable, or answer nothing any more.
 
 use std::cell::Cell;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
 
 use ringtap_image::{
     Allocation, Boxed, CacheMode, Container, Discard, Extent, Image, Info, Raw, Status, Traits,
 };
 use ringtap_io::{Io, Tasks};
 use ringtap_sim::{Disk, Sim};
-use ringtap_vbd::{Backup, Ending, Error, Job, Mirror, MirrorError, Vbd};
+use ringtap_vbd::{
+    Action, Backup, Ending, Error, Job, Mirror, MirrorError, OnError, OnErrors, Trouble, Vbd,
+};
 
 const SIZE: u64 = 64 << 10;
 const SECOND: u64 = 1_000_000_000;
@@ -24,6 +26,8 @@ enum Target {
     Paused,
     /// It never ends, and nor does anything after it.
     Silent,
+    /// It fails, and those after it do not: what was written is lost.
+    Failing,
 }
 
 /// An image whose first flush is not as others.
@@ -72,6 +76,7 @@ impl Image for Held {
                 match self.target {
                     Target::Slow | Target::Paused => io.sleep(600 * SECOND).await,
                     Target::Silent => std::future::pending().await,
+                    Target::Failing => return Err(Error::Os(libc::EIO)),
                 }
             }
             self.image.flush(io).await
@@ -155,6 +160,38 @@ async fn mirror(io: &Io, from: Vbd, to: Vbd, limit: u64) -> Result<(), MirrorErr
     mirror.limit = Some(limit);
     let still = async || Ok::<(), Error>(());
     mirror.run(io, &Job::new(), Ending::Copy, still).await.map(drop)
+}
+
+/// What was written is lost, perhaps: no policy has it made stable once more, which would go well.
+#[test]
+fn a_target_that_cannot_be_made_stable_ends_the_job_whatever_that_is_told_and_it_is_heard() {
+    let on_errors = OnErrors { source: OnError::Report, target: OnError::Ignore };
+    let heard = || {
+        let (job, heard) = (Job::new(), Arc::<Mutex<Vec<Trouble>>>::default());
+        let own = heard.clone();
+        job.hear_trouble(move |trouble| own.lock().expect("nobody panics").push(trouble));
+        (job, heard)
+    };
+    let still = async || Ok::<(), Error>(());
+    let (job, backup_heard) = heard();
+    let backup =
+        ended(Target::Failing, SECOND, async move |io: &Io, from: Vbd, to: Vbd, _: u64| {
+            let backup = Backup::new(from.disk().clone(), to.disk().clone());
+            let moment = Backup { on_errors, ..backup }.begin(io, SECOND, still).await?;
+            moment.save(io, &job).await
+        });
+    let (job, mirror_heard) = heard();
+    let mirror =
+        ended(Target::Failing, SECOND, async move |io: &Io, from: Vbd, to: Vbd, _: u64| {
+            let mirror = Mirror::new(from.disk().clone(), to.disk().clone());
+            let mirror = Mirror { on_errors, ..mirror };
+            mirror.run(io, &job, Ending::Copy, still).await.map(drop)
+        });
+    for (end, heard) in [(backup.0, backup_heard), (mirror.0, mirror_heard)] {
+        assert!(matches!(end, Err(MirrorError::Flush { .. })), "{end:?}");
+        let (write, error, action) = (true, Error::Os(libc::EIO), Action::Report);
+        assert_eq!(*heard.lock().expect("nobody panics"), [Trouble { write, error, action }]);
+    }
 }
 
 #[test]

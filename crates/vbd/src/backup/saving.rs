@@ -11,7 +11,7 @@ use crate::Vbd;
 use crate::job::{Cancelled, Job, Pace};
 use crate::level::Pass;
 use crate::mirror::MirrorError;
-use crate::mirror::again::Attempt;
+use crate::mirror::again::{Attempt, tell_of_flush};
 use crate::mirror::content::{Content, give};
 use crate::mirror::together::together;
 
@@ -68,7 +68,7 @@ impl Moment {
         if kept.wrongs.unflushed {
             return Ok(());
         }
-        kept.target.flush(io, kept.limit).await
+        tell_of_flush(job, kept.target.flush(io, kept.limit).await)
     }
 }
 

@@ -37,6 +37,15 @@ impl OnErrors {
     }
 }
 
+/// Have it heard that the target could not be made stable, which is the end whatever the job is told: what was written before may be
+/// lost, and the next flush may say that all is well.
+pub(crate) fn tell_of_flush(job: &Job, end: Result<(), MirrorError>) -> Result<(), MirrorError> {
+    if let Err(MirrorError::Flush { error }) = end {
+        job.meets(Trouble { write: true, error, action: Action::Report });
+    }
+    end
+}
+
 /// Something that a job tries.
 pub(crate) struct Attempt<'a> {
     job: &'a Job,

@@ -6,6 +6,7 @@ use std::rc::Rc;
 use ringtap_image::Image;
 use ringtap_io::{Event, Io, Time};
 
+use super::again::tell_of_flush;
 use super::content::{give, look};
 use super::error::MirrorError;
 use super::together::within;
@@ -75,7 +76,7 @@ impl Work {
         if self.mirror.wrongs.unflushed {
             return Ok(());
         }
-        self.target.flush(io, self.mirror.limit).await
+        tell_of_flush(&self.job, self.target.flush(io, self.mirror.limit).await)
     }
 
     /// Have the disk stand still, and the target be as it is; none where that takes too long.
