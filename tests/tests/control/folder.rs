@@ -259,6 +259,63 @@ fn a_disk_that_is_reopened_has_its_file_all_the_time() {
 }
 
 #[test]
+fn a_disk_that_is_reopened_keeps_all_that_is_not_said_anew() {
+    let place = Place::new();
+    let a = place.make("a", "raw");
+    let path = a.display();
+    place.write(
+        "a.toml",
+        &format!("image = \"{path}\"\nformat = \"raw\"\nweight = \"500\"\non-error = \"report\"\niops = 70\n"),
+    );
+    let (server, mut control) = place.begin(&["--persist"]);
+    let mut of_a = node("a", "raw", &a);
+    of_a["file"]["cache"] = json!({ "direct": false });
+    // Its file is not where it was: nothing is closed that could not be opened again.
+    fs::rename(&a, place.path("away")).expect("moved");
+    let why = control.call("blockdev-reopen", json!({ "options": [of_a.clone()] }));
+    assert!(why.expect_err("refused").contains("would be lost"));
+    assert_eq!(served(&mut control), ["a"]);
+    fs::rename(place.path("away"), &a).expect("moved back");
+    control.ok("blockdev-reopen", json!({ "options": [of_a] }));
+    let text = place.read("a.toml").expect("kept");
+    for line in ["weight = \"500\"", "on-error = \"report\"", "iops = "] {
+        assert!(text.contains(line), "{line}: {text}");
+    }
+    server.stop();
+}
+
+#[test]
+fn what_clients_know_an_export_by_is_kept() {
+    let place = Place::new();
+    let a = place.make("a", "raw");
+    fs::write(place.path("mounted"), "").expect("a file");
+    let (server, mut control) = place.begin(&["--persist", "--socket-mode", "666"]);
+    control.ok("blockdev-add", node("a", "raw", &a));
+    let addr = json!({"type": "unix", "data": {"path": place.text("nbd")}});
+    control.ok("nbd-server-start", json!({"addr": addr}));
+    control.ok("block-export-add", json!({"id": "n", "node-name": "a", "type": "nbd"}));
+    let mut guest = vhost(&place.path("v"));
+    (guest["id"], guest["node-name"], guest["type"]) =
+        ("v".into(), "a".into(), "vhost-user-blk".into());
+    control.ok("block-export-add", guest);
+    let file = json!({"id": "f", "node-name": "a", "type": "fuse", "mountpoint": place.text("mounted"), "allow-other": "off"});
+    control.ok("block-export-add", file);
+    let over = json!({"node-name": "a", "snapshot-file": place.path("over"), "snapshot-node-name": "other", "format": "qcow2"});
+    control.ok("blockdev-snapshot-sync", over);
+    server.stop();
+    let (server, mut control) = place.begin(&["--persist", "--socket-mode", "666"]);
+    assert_eq!(served(&mut control), ["f", "n", "other", "v"]);
+    assert_eq!(nbd_size(&format!("nbd+unix:///a?socket={}", place.text("nbd"))), Ok(1 << 20));
+    let mode =
+        std::os::unix::fs::MetadataExt::mode(&fs::metadata(place.path("mounted")).expect("a file"));
+    assert_eq!(mode & 0o777, 0o400);
+    let files = fs::read_dir(place.path("disks")).expect("a folder").flatten();
+    let kept: String = files.filter_map(|file| fs::read_to_string(file.path()).ok()).collect();
+    assert!(kept.contains("__ringtap_serial = \"a\""), "{kept}");
+    server.stop();
+}
+
+#[test]
 fn what_cannot_be_kept_is_said_to_who_asked() {
     let place = Place::new();
     let (server, mut control) = place.begin(&["--persist"]);

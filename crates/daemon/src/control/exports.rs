@@ -121,6 +121,12 @@ impl VhostOptions {
         let VhostAddressType::Unix(UnixAddress { path }) = &self.addr.of;
         path
     }
+
+    /// What guests see as the disk's serial number: where nothing is said the node's name, if there is room for it.
+    pub(super) fn serial(&self, node: &str) -> String {
+        let short = || Some(node.to_owned()).filter(|name| name.len() <= SERIAL_LEN);
+        self.serial.clone().or_else(short).unwrap_or_default()
+    }
 }
 
 impl AddExport {
@@ -254,14 +260,13 @@ impl Running {
     }
 
     fn add_vhost(&mut self, common: Common, of: VhostOptions, node: &str, reply: Reply<Done>) {
+        let serial = of.serial(node);
         let VhostAddressType::Unix(UnixAddress { path }) = of.addr.of;
         // As in QEMU where nothing is said.
         let queues = of.num_queues.unwrap_or(1);
         if queues == 0 {
             return reply.give(Err(Refusal::new("num-queues must be greater than 0")));
         }
-        let short = Some(node.to_owned()).filter(|name| name.len() <= SERIAL_LEN);
-        let serial = of.serial.or(short).unwrap_or_default();
         let printable = serial.bytes().all(|byte| (b' '..=b'~').contains(&byte));
         if serial.len() > SERIAL_LEN || !printable {
             let why = "__ringtap_serial has room for 20 printable ASCII characters";

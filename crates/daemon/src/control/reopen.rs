@@ -51,8 +51,11 @@ impl Reopen {
         let Asked::Disk(mut wish) = options.asked(running)? else {
             return refuse("Cannot change the option 'driver'".into());
         };
-        (wish.disk.limits, wish.disk.group) = (served.disk.limits, served.disk.group.clone());
-        wish.disk.keeping = served.disk.keeping.clone();
+        let (is, own) = (&served.disk, &mut wish.disk);
+        (own.limits, own.group, own.share) = (is.limits, is.group.clone(), is.share.clone());
+        (own.keeping, own.placement) = (is.keeping.clone(), is.placement.clone());
+        own.on_error = own.on_error.or(is.on_error);
+        own.logical_block_size = own.logical_block_size.or(is.logical_block_size);
         let (old, new) = (&served.disk, &wish.disk);
         let same = [
             ("driver", old.options.format == new.options.format),
@@ -71,6 +74,12 @@ impl Reopen {
             return Ok(None);
         }
         running.may_change(id)?;
+        if wish.place.is_none() && identity(&new.path) != served.file {
+            let path = new.path.display();
+            return refuse(format!(
+                "Node '{name}' stays as it is: another file, or none, is at {path} by now, and its own would be lost"
+            ));
+        }
         if served.vbd.dirty_bitmaps().iter().any(|one| !one.persistent) {
             return refuse(format!("Node '{name}' has bitmaps in memory, which would be lost"));
         }
@@ -111,7 +120,14 @@ impl Running {
             };
             Box::new(move |running| {
                 running.pending.nodes.remove(&name);
-                kept.iter().for_each(|file| _ = running.pending.reopened.remove(file));
+                match &opened {
+                    Ok(_) => kept.iter().for_each(|file| _ = running.pending.reopened.remove(file)),
+                    Err(why) => tracing::error!(
+                        "{name} is gone: it can be opened neither as was wanted nor as it was: {}; what is written down \
+                         of it stays",
+                        why.text
+                    ),
+                }
                 let end = opened.map(|(vbd, file)| running.has_come(*wish, vbd, file));
                 reply.give(match why {
                     Some(why) => Err(why),
