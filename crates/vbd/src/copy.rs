@@ -314,11 +314,12 @@ impl Hands {
         if unread(status) && down > begin {
             return down - begin;
         }
-        if unread(status) {
-            // Read, whatever shows there.
-            *status = Status { depth: copy.layers.start, ..Status::data(status.len) };
+        let up = end.next_multiple_of(cluster).min(last) - begin;
+        if unread(status) || up > status.len {
+            // Read, whatever shows there: nothing was said of what was rounded up to.
+            *status = Status { depth: copy.layers.start, ..Status::data(up) };
         }
-        end.next_multiple_of(cluster).min(last) - begin
+        up
     }
 
     /// Where a byte of the source goes.

@@ -1,6 +1,7 @@
 //! What convert does beyond copying: compression, snapshots, bitmaps.
 
 use std::fs;
+use std::os::unix::fs::FileExt;
 use std::process::{Command, Stdio};
 
 use super::bench::{Bench, operations};
@@ -112,6 +113,48 @@ fn compressed_clusters_go_into_overlays_and_into_images_that_are_there() {
     bench.ok("ringtap convert -f raw -c odd.raw a.raw odd.raw -O qcow2 all.qcow2");
     bench.ok("qemu-img convert -f raw odd.raw a.raw odd.raw -O raw all.raw");
     bench.same("all.raw", "all.qcow2");
+}
+
+/// A raw image whose 4 KiB pieces are holes, written zeros, or data, as chance has it.
+fn finely_holed(bench: &Bench, name: &str, pieces: u64, random: &mut fastrand::Rng) {
+    let file = fs::File::create(bench.path(name)).expect("a file");
+    file.set_len(pieces * 4096).expect("its size");
+    for at in 0..pieces {
+        let byte = match random.u32(0..8) {
+            0..=3 => continue,
+            4 => 0,
+            _ => random.u8(1..),
+        };
+        file.write_all_at(&[byte; 4096], at * 4096).expect("written");
+    }
+}
+
+#[test]
+fn holes_smaller_than_clusters_hide_nothing_from_what_is_compressed() {
+    let bench = Bench::new();
+    let mut random = fastrand::Rng::with_seed(31);
+    for options in ["", "-o cluster_size=16k", "-o extended_l2=on"] {
+        let pieces = random.u64(500..600);
+        finely_holed(&bench, "old.raw", pieces, &mut random);
+        finely_holed(&bench, "new.raw", pieces - 20, &mut random);
+        let over = "-B new.raw -F raw";
+        for what in ["", "-S 0", over, &format!("-S 0 {over}")] {
+            let line = format!("ringtap convert -c {what} {options} -f raw -O qcow2 old.raw");
+            bench.ok(&format!("{line} c.qcow2"));
+            bench.same("old.raw", "c.qcow2");
+        }
+        // Into an image that holds something else.
+        bench.ok(&format!("ringtap create -q -f qcow2 {options} there.qcow2 {}", pieces * 4096));
+        bench.qemu_io("-f qcow2 there.qcow2", &[format!("write -q -P 3 0 {}", pieces * 4096)]);
+        bench.ok("ringtap convert -n -c -S 0 -f raw -O qcow2 old.raw there.qcow2");
+        bench.same("old.raw", "there.qcow2");
+        // An overlay gets what shows there of one image, and lies over another.
+        bench.ok(&format!("ringtap create -q {options} -b old.raw -F raw top.qcow2"));
+        bench.qemu_io("-f qcow2 top.qcow2", &["write -q -P 5 700k 100k".into()]);
+        bench.ok("qemu-img convert -O raw top.qcow2 was.raw");
+        bench.ok("ringtap rebase -c -b new.raw -F raw top.qcow2");
+        bench.same("was.raw", "top.qcow2");
+    }
 }
 
 #[test]
