@@ -128,6 +128,7 @@ async fn carry_out(
             kind: 1,
             granularity_bits: bits,
             name: name.to_owned(),
+            odd_name: None,
             extra: Vec::new(),
         };
         put_bits(rewrite, &mut entry, &clear).await?;

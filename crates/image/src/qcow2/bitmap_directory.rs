@@ -1,6 +1,7 @@
 //! The directory of persistent bitmaps (docs/interop/qcow2 of QEMU: "Bitmaps").
 
 use super::header::{MAX_NAME, OFFSET_MASK};
+use super::name;
 use super::offline::Offline;
 use super::tool::ToolError;
 use crate::bytes::{be16, be32, be64};
@@ -11,6 +12,8 @@ const MAX_DIRECTORY: u64 = 16 << 20;
 pub(super) const MAX_BITMAPS: u32 = 65535;
 /// The most bytes of the tables of all bitmaps.
 const MAX_TABLES: u64 = 16 << 20;
+/// Where an entry has its flags.
+const FLAGS_AT: usize = 12;
 /// Granularities are 2^9 to 2^31 bytes.
 pub(super) const GRANULARITY_BITS: std::ops::RangeInclusive<u8> = 9..=31;
 
@@ -37,8 +40,10 @@ pub struct BitmapEntry {
     pub kind: u8,
     /// A bit stands for 2 to the power of this bytes of the disk.
     pub granularity_bits: u8,
-    /// Its name.
+    /// Its name, as it is shown.
     pub name: String,
+    /// The bytes of that in the image, where they are no text.
+    pub odd_name: Option<Vec<u8>>,
     /// Extra data, kept as it is.
     pub extra: Vec<u8>,
 }
@@ -50,16 +55,28 @@ impl BitmapEntry {
         let extra_len = be32(bytes, 20)? as usize;
         let extra = bytes.get(24..24usize.checked_add(extra_len)?)?;
         let name = bytes.get(24 + extra_len..24 + extra_len + name_len)?;
+        let (shown, odd_name) = name::of_bytes(name);
         let entry = BitmapEntry {
             table_offset: be64(bytes, 0)?,
             table_size: be32(bytes, 8)?,
             flags: be32(bytes, 12)?,
             kind: *bytes.get(16)?,
             granularity_bits: *bytes.get(17)?,
-            name: String::from_utf8_lossy(name).into_owned(),
+            name: shown,
+            odd_name,
             extra: extra.to_vec(),
         };
-        Some((entry, (24 + extra_len + name_len).next_multiple_of(8)))
+        let len = entry.len();
+        Some((entry, len))
+    }
+
+    fn name_bytes(&self) -> &[u8] {
+        name::bytes(&self.name, &self.odd_name)
+    }
+
+    /// Its bytes in the directory.
+    pub(super) fn len(&self) -> usize {
+        (FLAGS_AT + 12 + self.extra.len() + self.name_bytes().len()).next_multiple_of(8)
     }
 
     fn write(&self, bytes: &mut Vec<u8>) {
@@ -67,10 +84,10 @@ impl BitmapEntry {
         bytes.extend_from_slice(&self.table_size.to_be_bytes());
         bytes.extend_from_slice(&self.flags.to_be_bytes());
         bytes.extend_from_slice(&[self.kind, self.granularity_bits]);
-        bytes.extend_from_slice(&(self.name.len() as u16).to_be_bytes());
+        bytes.extend_from_slice(&(self.name_bytes().len() as u16).to_be_bytes());
         bytes.extend_from_slice(&(self.extra.len() as u32).to_be_bytes());
         bytes.extend_from_slice(&self.extra);
-        bytes.extend_from_slice(self.name.as_bytes());
+        bytes.extend_from_slice(self.name_bytes());
         bytes.resize(bytes.len().next_multiple_of(8), 0);
     }
 
@@ -96,7 +113,7 @@ impl BitmapEntry {
     }
 
     fn fault(&self) -> Option<&'static str> {
-        if self.name.is_empty() || self.name.len() > MAX_NAME {
+        if !(1..=MAX_NAME).contains(&self.name_bytes().len()) {
             Some("its name must have 1 to 1023 bytes")
         } else if self.flags & !7 != 0 {
             Some("it has flags that this version does not know")
@@ -106,13 +123,22 @@ impl BitmapEntry {
     }
 }
 
-/// Write the directory in its place, where only flags have changed: each lies within a sector.
+/// Write the flags into the directory in its place: each lies within a sector. All else of it stays as it is.
 pub(super) async fn write_flags(
     image: &Offline<'_>,
     entries: &[BitmapEntry],
 ) -> Result<(), ToolError> {
     if let Some(extension) = image.header.bitmaps() {
-        image.write(extension.directory_offset, &to_bytes(entries)).await?;
+        let (offset, len) = (extension.directory_offset, extension.directory_size);
+        let mut bytes = image.read(offset, len).await?;
+        let mut at = FLAGS_AT;
+        for entry in entries {
+            if let Some(flags) = bytes.get_mut(at..at + 4) {
+                flags.copy_from_slice(&entry.flags.to_be_bytes());
+            }
+            at += entry.len();
+        }
+        image.write(offset, &bytes).await?;
         image.sync().await?;
     }
     Ok(())
@@ -221,6 +247,7 @@ mod tests {
             kind: 1,
             granularity_bits: 16,
             name: "backup".into(),
+            odd_name: None,
             extra: vec![],
         };
         let second = BitmapEntry { name: "other".into(), extra: vec![1, 2, 3], ..first.clone() };

@@ -46,6 +46,7 @@ pub mod header;
 mod kept_bits;
 mod load;
 mod moment;
+mod name;
 mod offline;
 mod open;
 #[cfg(test)]

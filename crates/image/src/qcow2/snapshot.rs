@@ -45,6 +45,8 @@ pub async fn create_snapshot(
         l1_size: image.header.l1_size,
         id: ids.max().unwrap_or(0).saturating_add(1).to_string(),
         name: name.to_owned(),
+        odd_id: None,
+        odd_name: None,
         taken,
         guest_clock: 0,
         vm_state_size: 0,

@@ -1,6 +1,7 @@
 //! The table of internal snapshots (docs/interop/qcow2 of QEMU: "Snapshots"), kept in memory whole.
 
 use super::header::MAX_L1_BYTES;
+use super::name;
 use super::offline::Offline;
 use super::tool::ToolError;
 use crate::bytes::{be16, be32, be64};
@@ -21,10 +22,14 @@ pub struct Snapshot {
     pub l1_offset: u64,
     /// Entries of its L1 table.
     pub l1_size: u32,
-    /// Its ID, a number by custom.
+    /// Its ID, a number by custom, as it is shown.
     pub id: String,
-    /// Its name.
+    /// Its name, as it is shown.
     pub name: String,
+    /// The bytes of the ID in the image, where they are no text.
+    pub odd_id: Option<Vec<u8>>,
+    /// The bytes of the name in the image, where they are no text.
+    pub odd_name: Option<Vec<u8>>,
     /// When it was taken: seconds since 1970 and nanoseconds.
     pub taken: (u32, u32),
     /// How long the guest had run, in nanoseconds.
@@ -61,11 +66,14 @@ impl Snapshot {
         extra: &[u8],
         (id, name): (&[u8], &[u8]),
     ) -> Option<Snapshot> {
+        let ((id, odd_id), (name, odd_name)) = (name::of_bytes(id), name::of_bytes(name));
         Some(Snapshot {
             l1_offset: be64(fixed, 0)?,
             l1_size: be32(fixed, 8)?,
-            id: String::from_utf8_lossy(id).into_owned(),
-            name: String::from_utf8_lossy(name).into_owned(),
+            id,
+            name,
+            odd_id,
+            odd_name,
             taken: (be32(fixed, 16)?, be32(fixed, 20)?),
             guest_clock: be64(fixed, 24)?,
             vm_state_size: be64(extra, 0).unwrap_or(u64::from(be32(fixed, 32)?)),
@@ -85,10 +93,12 @@ impl Snapshot {
     }
 
     pub(super) fn write(&self, bytes: &mut Vec<u8>) {
+        let id = name::bytes(&self.id, &self.odd_id);
+        let name = name::bytes(&self.name, &self.odd_name);
         bytes.extend_from_slice(&self.l1_offset.to_be_bytes());
         bytes.extend_from_slice(&self.l1_size.to_be_bytes());
-        bytes.extend_from_slice(&(self.id.len() as u16).to_be_bytes());
-        bytes.extend_from_slice(&(self.name.len() as u16).to_be_bytes());
+        bytes.extend_from_slice(&(id.len() as u16).to_be_bytes());
+        bytes.extend_from_slice(&(name.len() as u16).to_be_bytes());
         bytes.extend_from_slice(&self.taken.0.to_be_bytes());
         bytes.extend_from_slice(&self.taken.1.to_be_bytes());
         bytes.extend_from_slice(&self.guest_clock.to_be_bytes());
@@ -101,8 +111,8 @@ impl Snapshot {
             bytes.extend_from_slice(&size.to_be_bytes());
             bytes.extend_from_slice(&self.extra);
         }
-        bytes.extend_from_slice(self.id.as_bytes());
-        bytes.extend_from_slice(self.name.as_bytes());
+        bytes.extend_from_slice(id);
+        bytes.extend_from_slice(name);
         bytes.resize(bytes.len().next_multiple_of(8), 0);
     }
 }
@@ -177,6 +187,8 @@ mod tests {
             l1_size: 7,
             id: "1".into(),
             name: "before the upgrade".into(),
+            odd_id: None,
+            odd_name: None,
             taken: (1_700_000_000, 5),
             guest_clock: 9,
             vm_state_size: 1 << 40,

@@ -6,6 +6,7 @@ mod check;
 mod create;
 mod guest;
 mod mended;
+mod names;
 mod oracle;
 mod power;
 mod resize;
