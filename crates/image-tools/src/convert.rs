@@ -225,7 +225,10 @@ pub fn convert(job: &Convert, watch: &Watcher) -> Result<(), Error> {
         }
     };
     let compress = || job.compress.then(|| cluster_size(target)).transpose();
-    let opened = open_target(job, format, size).and_then(|to| Ok((to, compress()?)));
+    // Before it is opened: whoever opens it to write marks the bitmaps that it has.
+    let opened = takes_bitmaps(job, &bitmaps)
+        .and_then(|()| open_target(job, format, size))
+        .and_then(|to| Ok((to, compress()?)));
     if opened.is_err() && job.into.is_new() {
         return opened.map(drop).doing(|| Unfinished::begin(target).give_up(&made));
     }
@@ -300,6 +303,39 @@ fn bitmaps_of(job: &Convert, target: Format) -> Result<Vec<BitmapEntry>, Error> 
             source.display()
         ))),
         _ => Ok(whole),
+    }
+}
+
+/// Whether the target, which is there by now, can get these bitmaps.
+fn takes_bitmaps(job: &Convert, bitmaps: &[BitmapEntry]) -> Result<(), Error> {
+    let (Some(source), false) = (job.sources.first(), bitmaps.is_empty()) else { return Ok(()) };
+    let look = |path: &Path| chain::layer(path, Some(Format::Qcow2), true);
+    let (from, to) = (look(source)?, look(&job.target)?);
+    let refused = |why: String| {
+        let target = job.target.display();
+        Err(Error::Refused(format!("bitmaps cannot be copied to {target}: {why}")))
+    };
+    let (Some(old), Some(new)) = (&from.header, &to.header) else { return Ok(()) };
+    if new.version < 3 {
+        return refused(
+            "version 2 has none: amend it to compat=1.1, or leave --bitmaps out".into(),
+        );
+    }
+    if old.size != new.size {
+        return refused(format!(
+            "its disk has {} bytes, and that of {} has {}: take one of that size, or leave --bitmaps out",
+            new.size,
+            source.display(),
+            old.size
+        ));
+    }
+    let taken = bitmaps.iter().find(|it| to.bitmaps.iter().any(|there| there.name == it.name));
+    match taken {
+        Some(bitmap) => refused(format!(
+            "it has a bitmap {:?} already: remove that with bitmap --remove, or leave --bitmaps out",
+            bitmap.name
+        )),
+        None => Ok(()),
     }
 }
 

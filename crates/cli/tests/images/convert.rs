@@ -301,6 +301,36 @@ fn options_typed_for_qemu_img_work_or_say_what_to_write() {
 }
 
 #[test]
+fn what_cannot_get_bitmaps_is_not_written() {
+    let bench = Bench::new();
+    bench.ok("qemu-img create -q -f qcow2 a.qcow2 3M");
+    bench.qemu_io("-f qcow2 a.qcow2", &["write -q -P 1 0 3M".into()]);
+    bench.ok("qemu-img bitmap --add a.qcow2 b");
+    for (options, size, wanted) in [
+        ("", "4M", "its disk has 4194304 bytes"),
+        ("", "3M", "a bitmap \"b\" already"),
+        ("-o compat=0.10", "3M", "version 2 has none"),
+    ] {
+        bench.ok(&format!("qemu-img create -q -f qcow2 {options} there.qcow2 {size}"));
+        bench.qemu_io("-f qcow2 there.qcow2", &["write -q -P 3 0 3M".into()]);
+        if size == "3M" && options.is_empty() {
+            bench.ok("qemu-img bitmap --add there.qcow2 b");
+        }
+        let before = fs::read(bench.path("there.qcow2")).expect("read");
+        let line = "ringtap convert -n --bitmaps -f qcow2 -O qcow2 a.qcow2 there.qcow2";
+        let said = bench.ends(line, 1);
+        assert!(said.contains(wanted), "{said}");
+        assert!(fs::read(bench.path("there.qcow2")).expect("read") == before, "{wanted}");
+        bench.ok("ringtap info there.qcow2");
+    }
+    // One that is made of another size is not there afterwards.
+    let said =
+        bench.ends("ringtap convert --bitmaps -f qcow2 -O qcow2 -o size=4M a.qcow2 new.qcow2", 1);
+    assert!(said.contains("its disk has 4194304 bytes"), "{said}");
+    assert!(!bench.path("new.qcow2").exists());
+}
+
+#[test]
 fn what_is_compressed_is_noted_in_bitmaps() {
     let bench = Bench::new();
     fs::write(bench.path("a.raw"), content(3 << 20)).expect("a disk");
