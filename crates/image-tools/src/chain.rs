@@ -15,7 +15,7 @@ use ringtap_image::{
 use ringtap_io::Io;
 
 use crate::files::{beside, is_null};
-use crate::{Doing, Error, Known, Names, format_of};
+use crate::{Doing, Error, Known, Names, Note, Watcher, format_of};
 
 /// Bytes that the header of LUKS 1 has, and more.
 const LUKS1: u64 = 4096;
@@ -58,6 +58,16 @@ pub struct Layer {
     pub left: Option<LeftBehind>,
     /// Who has the image, if that is why it was looked at without a lock.
     pub in_use: Option<(String, &'static str)>,
+}
+
+impl Layer {
+    /// What lies below it is about to change, or another image comes to lie there.
+    pub(crate) fn tell_of_snapshots(&self, watch: &Watcher) {
+        if !self.snapshots.is_empty() {
+            let (path, count) = (self.path.clone(), self.snapshots.len());
+            watch.note(&Note::SnapshotsChange { path, count });
+        }
+    }
 }
 
 /// A backing file as an image names it.

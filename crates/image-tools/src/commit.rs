@@ -75,6 +75,7 @@ pub fn commit(job: &Commit, watch: &Watcher) -> Result<(), Error> {
         }
     };
     let base = &layers[depth];
+    layers[..depth].iter().for_each(|layer| layer.tell_of_snapshots(watch));
     let writing = |format| Writing::new(format, job.force_format, &job.reading.names.data_files);
     // Kept off everybody from here on; what lies above the base is then read without locks or restart logs of its own.
     let top = resize::to_change(&layers[0].place, writing(format))?;

@@ -67,6 +67,10 @@ pub fn rebase(job: &Rebase, watch: &Watcher) -> Result<(), Error> {
                 return Err(Error::Refused(format!("{path} lies over {file} itself")));
             }
         }
+        let own = chain::layer(file, Some(format), true)?;
+        if own.backing.is_some() || backing.is_some() {
+            own.tell_of_snapshots(watch);
+        }
         keep_content(job, backing.as_ref(), watch).doing(|| {
             "what the overlay reads as is unchanged, and so is what it names as its backing file"
                 .into()

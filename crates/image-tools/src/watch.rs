@@ -61,12 +61,19 @@ pub enum Note {
         /// The format whose signature it bears.
         looks_like: &'static str,
     },
+    /// The snapshots inside an image show what lies below it where they hold nothing, and that becomes another.
+    SnapshotsChange {
+        /// The image.
+        path: PathBuf,
+        /// How many snapshots it has.
+        count: usize,
+    },
 }
 
 impl Note {
     /// Whether something was lost.
     pub fn is_warning(&self) -> bool {
-        matches!(self, Note::Lost { .. })
+        matches!(self, Note::Lost { .. } | Note::SnapshotsChange { .. })
     }
 }
 
@@ -87,6 +94,12 @@ impl fmt::Display for Note {
             Note::OtherSignature { path, format, looks_like } => write!(
                 f,
                 "{} bears the signature of {looks_like}; as {format}, a guest sees that file's bytes as its disk",
+                path.display()
+            ),
+            Note::SnapshotsChange { path, count } => write!(
+                f,
+                "snapshots inside {} ({count}) change where they show what lies below it: to keep one, copy it to an image \
+                 of its own first (ringtap convert -l)",
                 path.display()
             ),
         }

@@ -146,6 +146,32 @@ fn chains_are_rebased_and_committed_and_read_as_before() {
 }
 
 #[test]
+fn snapshots_that_change_with_what_lies_below_are_told_of() {
+    let bench = Bench::new();
+    for name in ["base", "other"] {
+        bench.ok(&format!("ringtap create -q -f qcow2 {name}.qcow2 1M"));
+    }
+    bench.ok("ringtap create -q -b base.qcow2 top.qcow2");
+    let commands = [
+        "ringtap rebase -b other.qcow2 -F qcow2 top.qcow2",
+        "ringtap rebase -b base.qcow2 -F qcow2 top.qcow2",
+        "ringtap commit top.qcow2",
+    ];
+    for line in commands {
+        let said = bench.ok(line);
+        assert!(!said.contains("warning"), "{line}: {said}");
+    }
+    bench.ok("ringtap snapshot -c was top.qcow2");
+    for line in commands {
+        let said = bench.ok(line);
+        let warning = "warning: snapshots inside ";
+        assert!(said.contains(warning) && said.contains("top.qcow2 (1) change"), "{line}: {said}");
+    }
+    let said = bench.ok("ringtap rebase -u -b other.qcow2 -F qcow2 top.qcow2");
+    assert!(!said.contains("warning"), "{said}");
+}
+
+#[test]
 fn every_format_is_made_and_read() {
     let bench = Bench::new();
     let mut random = fastrand::Rng::with_seed(13);
