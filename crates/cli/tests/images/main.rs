@@ -14,6 +14,7 @@ mod dd;
 mod foreign;
 mod habits;
 mod keyslots;
+mod larger;
 mod luks;
 mod measure;
 mod stop;

@@ -244,11 +244,11 @@ async fn clear_tail(
              write to the disk's last sector first"
         )));
     }
-    if rewrite.image.header.crypt != Crypt::None {
-        return Ok(());
-    }
+    let encrypted = rewrite.image.header.crypt != Crypt::None;
     let mut new = word;
-    if compressed {
+    if encrypted {
+        // Zeros in the file are none once they are decrypted.
+    } else if compressed {
         let (offset, len) = rewrite.image.header.compressed_extent(word);
         let bytes = rewrite.image.read(offset, len).await?;
         let mut content = vec![0; cluster as usize];
