@@ -179,7 +179,10 @@ fn payload(path: &Path, container: &Container) -> Result<Payload, Error> {
 /// Whether a disk ends within a cluster, and what lies below goes on behind that.
 fn shows_past(job: &Resize, place: &Place, end: u64) -> Result<bool, Error> {
     let own = chain::layer(place, Some(Format::Qcow2), true)?;
-    let within = own.header.is_some_and(|header| end % header.cluster_size() != 0);
+    // The end of an encrypted one is left as it is, or refused.
+    let within = own.header.is_some_and(|header| {
+        end % header.cluster_size() != 0 && header.crypt == qcow2::Crypt::None
+    });
     Ok(within && own.backing.is_some() && backing_size(&job.path, &job.reading)? > end)
 }
 

@@ -313,3 +313,28 @@ fn a_raw_data_file_that_is_longer_takes_no_larger_disk_and_stays_as_long() {
     ok(name.to_str().expect("plain"), "ringtap", &["resize", "-q", &bench.text("b.img"), "128M"]);
     assert_eq!(std::fs::metadata(&data).expect("a file").len(), 256 * MIB);
 }
+
+/// The rest of the cluster would show noise.
+#[test]
+fn an_encrypted_disk_that_ends_within_a_cluster_goes_on_as_large_as_it_is() {
+    let bench = Bench::new();
+    let (image, key) = (bench.text("a.img"), bench.text("key"));
+    std::fs::write(&key, "a secret").expect("a key");
+    let secret = format!("file:{key}");
+    let sealed = ["-f", "qcow2", "--secret", &secret];
+    let inside = ["-o", "encrypt.format=luks,encrypt.iter-time=10", &image, "65568k"];
+    let name = ringtap();
+    let name = name.to_str().expect("plain");
+    ok(name, "ringtap", &[&["create", "-q"], &sealed[..], &inside].concat());
+    let server = bench.serve(&["a.img"], &sealed);
+    let mut control = bench.control();
+    bench.io("a", &["write -P 1 63M 1M", "write -P 2 65540k 28k"]);
+    let wanted = json!({ "node-name": "a", "size": 128 * MIB });
+    let said = control.call("block_resize", wanted);
+    let said = said.expect_err("it would show");
+    assert!(said.contains("encrypted") && said.contains("convert -n"), "{said}");
+    assert_eq!(size(&bench), 65568 << 10);
+    let held = ["read -P 1 63M 1M", "write -P 3 65544k 24k", "read -P 2 65540k 4k"];
+    bench.io("a", &held);
+    server.stop();
+}

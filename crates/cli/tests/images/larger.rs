@@ -6,6 +6,9 @@ use super::bench::Bench;
 
 const LUKS: &str = "encrypt.format=luks,encrypt.iter-time=10";
 
+/// Not a multiple of a cluster.
+const ODD: usize = 1_088_512;
+
 fn with_key() -> Bench {
     let bench = Bench::new();
     fs::write(bench.path("key"), "a secret").expect("a key");
@@ -27,6 +30,33 @@ fn is_then_zeros(content: &[u8], byte: u8, end: usize, what: &str) {
         .enumerate()
         .filter(|(at, found)| **found != if *at < end { byte } else { 0 });
     assert_eq!(wrong.count(), 0, "{what}");
+}
+
+#[test]
+fn an_encrypted_end_within_a_cluster_stays_where_it_is() {
+    let bench = with_key();
+    fs::write(bench.path("was.raw"), vec![5; ODD]).expect("a file");
+    let make = format!("ringtap create -q -f qcow2 --secret file:key -o {LUKS}");
+    bench.ok(&format!("{make} base.qcow2 {ODD}"));
+    // Nothing lies in its last cluster.
+    bench.ok("ringtap resize -q base.qcow2 1088512");
+    bench.ok("ringtap resize -q base.qcow2 2M");
+    bench.ok(&format!("ringtap resize -q --shrink base.qcow2 {ODD}"));
+    bench.ok("ringtap convert -n -f raw was.raw --target-secret file:key base.qcow2");
+    bench.ok("ringtap resize -q base.qcow2 1088512");
+    bench.ok("ringtap create -q -f qcow2 -b base.qcow2 top.qcow2 2M");
+    for line in ["resize base.qcow2 2M", "commit --secret file:key top.qcow2"] {
+        let said = bench.ends(&format!("ringtap {line}"), 1);
+        assert!(said.contains("encrypted") && said.contains("convert -n"), "{line}: {said}");
+        is_then_zeros(&content(&bench, "base.qcow2"), 5, ODD, line);
+        let top = content(&bench, "top.qcow2");
+        assert_eq!(top.len(), 2 << 20);
+        is_then_zeros(&top, 5, ODD, line);
+    }
+    // As it says.
+    bench.ok(&format!("{make} new.qcow2 2M"));
+    bench.ok("ringtap convert -n --secret file:key base.qcow2 --target-secret file:key new.qcow2");
+    is_then_zeros(&content(&bench, "new.qcow2"), 5, ODD, "new");
 }
 
 #[test]
@@ -53,4 +83,10 @@ fn encrypted_subclusters_behind_an_end_hide_a_longer_backing_file() {
         let secret = "--object secret,id=s,file=key";
         bench.ok(&format!("qemu-img check -q {secret} --image-opts {theirs}"));
     }
+    // The end lies in a subcluster that shows the backing file.
+    bench.ok(&format!("{over} c.qcow2 {}", end + 512));
+    let before = fs::read(bench.path("c.qcow2")).expect("an image");
+    let said = bench.ends("ringtap resize --secret file:key c.qcow2 2M", 1);
+    assert!(said.contains("encrypted"), "{said}");
+    assert!(fs::read(bench.path("c.qcow2")).expect("an image") == before);
 }

@@ -90,7 +90,9 @@ pub async fn resize(
     } else {
         l1.resize(entries.max(l1.len()), 0);
         let to = options.backing_size.unwrap_or(0).clamp(old, new);
-        clear_tail(&mut rewrite, &mut l1, old, to, data).await?;
+        if new > old {
+            clear_tail(&mut rewrite, &mut l1, old, to, data).await?;
+        }
         clear_clusters(&mut rewrite, &mut l1, old, to).await?;
         let how = match options.preallocation {
             _ if new == old => Preallocation::Off,
@@ -238,13 +240,21 @@ async fn clear_tail(
         false => (word & OFFSET_MASK != 0 && word & ZERO == 0, word & ZERO != 0),
     };
     let compressed = word & COMPRESSED != 0;
+    let encrypted = rewrite.image.header.crypt != Crypt::None;
+    // In an external data file a cluster may lie at byte 0.
+    let placed = there || compressed || data.is_some() && !extended && !zero && word & COPIED != 0;
+    if encrypted && within != 0 && (placed || !zero && shown > old) {
+        return Err(rewrite.image.refused(format!(
+            "it is encrypted, and the disk ends at {old}, inside a cluster, whose rest would show as noise or as \
+             what lies below: create an image of the new size, and copy into that with convert -n"
+        )));
+    }
     if within != 0 && !compressed && !there && !zero && shown > old {
         return Err(rewrite.image.refused(format!(
             "the disk ends at {old}, inside a cluster that shows the backing file, which goes on: \
              write to the disk's last sector first"
         )));
     }
-    let encrypted = rewrite.image.header.crypt != Crypt::None;
     let mut new = word;
     if encrypted {
         // Zeros in the file are none once they are decrypted.
@@ -281,7 +291,9 @@ async fn clear_tail(
     if extended && !compressed {
         for sub in first + u64::from(within != 0)..32 {
             let is_there = new_bitmap >> sub & 1 == 1;
-            if !is_there && shown > old {
+            if is_there && encrypted {
+                new_bitmap = new_bitmap & !(1 << sub) | 1 << (32 + sub);
+            } else if !is_there && shown > old {
                 new_bitmap |= 1 << (32 + sub);
             }
         }
