@@ -137,7 +137,7 @@ pub fn resize(job: &Resize, watch: &Watcher) -> Result<u64, Error> {
         }
         _ => (Preallocation::Off, preallocation),
     };
-    let wanted = Wanted { size: new, below: None, preallocation: at_once };
+    let wanted = Wanted { preallocation: at_once, ..Wanted::size(new) };
     change(&place, writing, container, wanted, &job.reading)?;
     changed.confirm_format(format);
     drop(changed);
@@ -236,7 +236,7 @@ fn copy_onto_itself(
     stable
 }
 
-/// Make a disk at least so large.
+/// Make a disk at least so large, for what lies above it, which counts on zeros there.
 pub(crate) fn grow(
     place: &Place,
     writing: Writing<'_>,
@@ -245,7 +245,8 @@ pub(crate) fn grow(
 ) -> Result<(), Error> {
     let container = to_change(place, writing)?;
     if size_of(place.path(), writing.format, &container)? < size {
-        change(place, writing, container, Wanted::size(size), reading)?;
+        let wanted = Wanted { gains_zeros: true, ..Wanted::size(size) };
+        change(place, writing, container, wanted, reading)?;
     }
     Ok(())
 }
@@ -260,11 +261,13 @@ struct Wanted {
     /// What lies below it where that is to be another than it is now.
     below: Option<Below>,
     preallocation: Preallocation,
+    /// Whether an image is refused whose raw data file would show what it holds behind the end.
+    gains_zeros: bool,
 }
 
 impl Wanted {
     fn size(size: u64) -> Wanted {
-        Wanted { size, below: None, preallocation: Preallocation::Off }
+        Wanted { size, below: None, preallocation: Preallocation::Off, gains_zeros: false }
     }
 }
 
@@ -325,7 +328,7 @@ fn change(
     place: &Place,
     writing: Writing<'_>,
     container: Container,
-    Wanted { size, below, preallocation }: Wanted,
+    Wanted { size, below, preallocation, gains_zeros }: Wanted,
     reading: &Reading,
 ) -> Result<(), Error> {
     let (format, path) = (writing.format, place.path());
@@ -349,7 +352,6 @@ fn change(
                 (None, Some(_)) => Some(backing_size(path, reading)?),
                 (None, None) => None,
             };
-            let gains_zeros = false;
             let options =
                 ResizeOptions { size, shrink: true, backing_size, preallocation, gains_zeros };
             Ok(on_a_ring(path, |io| async move {

@@ -1,6 +1,7 @@
 //! Disks that become larger: what they gain reads as zeros, or they are refused as they are.
 
 use std::fs;
+use std::os::unix::fs::FileExt;
 
 use super::bench::Bench;
 
@@ -89,4 +90,22 @@ fn encrypted_subclusters_behind_an_end_hide_a_longer_backing_file() {
     let said = bench.ends("ringtap resize --secret file:key c.qcow2 2M", 1);
     assert!(said.contains("encrypted"), "{said}");
     assert!(fs::read(bench.path("c.qcow2")).expect("an image") == before);
+}
+
+#[test]
+fn a_commit_shows_nothing_of_a_longer_data_file() {
+    let bench = with_key();
+    bench.ok("ringtap create -q -f qcow2 -o data_file=d.raw,data_file_raw=on base.qcow2 1M");
+    let data = fs::File::options().write(true).open(bench.path("d.raw")).expect("a data file");
+    data.write_all_at(&vec![0x55; 3 << 20], 1 << 20).expect("written");
+    bench.ok("ringtap create -q -f qcow2 -b base.qcow2 -F qcow2 top.qcow2 4M");
+    is_then_zeros(&content(&bench, "top.qcow2"), 0, 0, "before");
+    let said = bench.ends("ringtap commit top.qcow2", 1);
+    assert!(said.contains("longer than its disk"), "{said}");
+    let facts = bench.json("ringtap info --output json base.qcow2");
+    assert_eq!(facts["virtual-size"], 1 << 20);
+    is_then_zeros(&content(&bench, "top.qcow2"), 0, 0, "after");
+    // It is the disk's where that is asked for.
+    bench.ok("ringtap resize -q base.qcow2 4M");
+    assert_eq!(content(&bench, "base.qcow2")[1 << 20], 0x55);
 }
