@@ -77,7 +77,7 @@ async fn at_rest(
 ) -> Result<(), Error> {
     if options.format == Some(Format::Vhd) {
         let container = Container::open(place, options)?;
-        return Ok(vhd::resize(io, &container, size).await?);
+        return Ok(vhd::resize(io, &container, size, backing_size).await?);
     }
     let (container, data) = qcow2::open_to_resize(io, place, options).await?;
     let wanted = ResizeOptions { size, backing_size, ..ResizeOptions::default() };

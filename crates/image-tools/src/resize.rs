@@ -183,7 +183,9 @@ fn shows_past(job: &Resize, place: &Place, end: u64) -> Result<bool, Error> {
     let within = own.header.is_some_and(|header| {
         end % header.cluster_size() != 0 && header.crypt == qcow2::Crypt::None
     });
-    Ok(within && own.backing.is_some() && backing_size(&job.path, &job.reading)? > end)
+    Ok(within
+        && own.backing.is_some()
+        && backing_size(&job.path, Format::Qcow2, &job.reading)? > end)
 }
 
 /// Have the last sector of a disk in its own image, and so the cluster that it ends in.
@@ -349,7 +351,7 @@ fn change(
             };
             let backing_size = match (below, &own.backing) {
                 (Some(below), _) => below,
-                (None, Some(_)) => Some(backing_size(path, reading)?),
+                (None, Some(_)) => Some(backing_size(path, format, reading)?),
                 (None, None) => None,
             };
             let options =
@@ -359,7 +361,11 @@ fn change(
             })??)
         }
         Format::Vhd => {
-            Ok(on_a_ring(path, |io| async move { vhd::resize(&io, &container, size).await })??)
+            let parent = Some(backing_size(path, format, reading)?);
+            Ok(on_a_ring(
+                path,
+                |io| async move { vhd::resize(&io, &container, size, parent).await },
+            )??)
         }
         other => Err(cannot(path, other, "cannot be resized here")),
     }
@@ -379,8 +385,8 @@ fn set_len(path: &Path, container: Container, size: u64) -> Result<(), Error> {
 }
 
 /// Bytes of the disk below an image.
-fn backing_size(path: &Path, reading: &Reading) -> Result<u64, Error> {
-    let layers = chain::layers(path, Some(Format::Qcow2), true, &reading.names)?;
+fn backing_size(path: &Path, format: Format, reading: &Reading) -> Result<u64, Error> {
+    let layers = chain::layers(path, Some(format), true, &reading.names)?;
     let Some(below) = layers.get(1) else { return Ok(0) };
     match &below.header {
         Some(header) => Ok(header.size),

@@ -48,7 +48,7 @@ impl Deed {
     async fn perform(self, io: &Io, container: &Container) -> Result<(), String> {
         match self {
             Deed::Resize(sectors) => {
-                let end = vhd::resize(io, container, bytes(sectors)).await;
+                let end = vhd::resize(io, container, bytes(sectors), None).await;
                 end.map_err(|error| error.to_string())
             }
             Deed::Repair => {

@@ -338,3 +338,25 @@ fn an_encrypted_disk_that_ends_within_a_cluster_goes_on_as_large_as_it_is() {
     bench.io("a", &held);
     server.stop();
 }
+
+/// What the parent has behind the end would show.
+#[test]
+fn a_vhd_over_a_longer_one_goes_on_as_large_as_it_is() {
+    let bench = Bench::new();
+    let (parent, image) = (bench.text("p.vhd"), bench.text("a.img"));
+    let name = ringtap();
+    let name = name.to_str().expect("plain");
+    let create = ["create", "-q", "-f", "vpc"];
+    ok(name, "ringtap", &[&create[..], &[&parent, "128M"]].concat());
+    ok(name, "ringtap", &[&create[..], &["-b", &parent, "-F", "vpc", &image, "64M"]].concat());
+    let server = bench.serve(&["a.img"], &["-f", "vpc"]);
+    let mut control = bench.control();
+    bench.io("a", &["write -P 1 63M 512k"]);
+    let before = size(&bench);
+    let said = control.call("block_resize", json!({ "node-name": "a", "size": 96 * MIB }));
+    let said = said.expect_err("it would show");
+    assert!(said.contains("its parent"), "{said}");
+    assert_eq!(size(&bench), before);
+    bench.io("a", &["read -P 1 63M 512k"]);
+    server.stop();
+}

@@ -109,3 +109,27 @@ fn a_commit_shows_nothing_of_a_longer_data_file() {
     bench.ok("ringtap resize -q base.qcow2 4M");
     assert_eq!(content(&bench, "base.qcow2")[1 << 20], 0x55);
 }
+
+#[test]
+fn a_vhd_is_made_no_larger_where_its_parent_would_show() {
+    let bench = with_key();
+    bench.ok("ringtap create -q -f vpc p.vhd 10M");
+    bench.qemu_io("-f vpc p.vhd", &["write -q -P 1 0 10M".into()]);
+    bench.ok("ringtap create -q -f vpc -b p.vhd c.vhd 5M");
+    bench.ok("ringtap create -q -f vpc -b c.vhd t.vhd 10M");
+    let size = |image: &str| {
+        let facts = bench.json(&format!("ringtap info --output json {image}"));
+        facts["virtual-size"].as_u64().expect("a size") as usize
+    };
+    let end = size("c.vhd");
+    for line in ["resize c.vhd 10M", "commit t.vhd"] {
+        let said = bench.ends(&format!("ringtap {line}"), 1);
+        assert!(said.contains("its parent"), "{line}: {said}");
+        assert_eq!(size("c.vhd"), end);
+        is_then_zeros(&content(&bench, "t.vhd"), 1, end, line);
+    }
+    // Nothing of a parent of its own size shows.
+    bench.ok("ringtap create -q -f vpc -b p.vhd same.vhd");
+    bench.ok("ringtap resize -q same.vhd 20M");
+    is_then_zeros(&content(&bench, "same.vhd"), 1, 10 << 20, "same");
+}

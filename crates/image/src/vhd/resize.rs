@@ -14,8 +14,14 @@ use super::sabotage::{Sabotage, asked};
 use super::{BLOCK_ALIGN, bad, end_with_footer, os};
 use crate::{Container, Error, OpenError};
 
-/// Let the disk have `size` bytes, a multiple of 512. The image is at rest and has no restart log.
-pub async fn resize(io: &Io, container: &Container, size: u64) -> Result<(), OpenError> {
+/// Let the disk have `size` bytes, a multiple of 512. The image is at rest and has no restart log. `parent` is how many
+/// bytes its parent's disk has, where there is one.
+pub async fn resize(
+    io: &Io,
+    container: &Container,
+    size: u64,
+    parent: Option<u64>,
+) -> Result<(), OpenError> {
     let layout = Layout::read(io, container).await?;
     let refused = |found: String, advice| Err(bad(container, 48, found, advice));
     if size == 0 || size > MOST {
@@ -25,6 +31,13 @@ pub async fn resize(io: &Io, container: &Container, size: u64) -> Result<(), Ope
     if !container.traits().regular {
         let found = "it lies on a block device, at whose end its footer is".to_owned();
         return refused(found, "convert it into an image of the new size");
+    }
+    if let Some(parent) = parent.filter(|parent| size > layout.size && *parent > layout.size) {
+        let found = format!(
+            "its disk has {} bytes, its parent's {parent}, which a larger disk would show",
+            layout.size
+        );
+        return refused(found, "convert it into an image of its own, and resize that");
     }
     let footer = layout.footer.resized(size);
     let failed = |error| os(container, "change the size of", error);
