@@ -133,3 +133,25 @@ fn a_vhd_is_made_no_larger_where_its_parent_would_show() {
     bench.ok("ringtap resize -q same.vhd 20M");
     is_then_zeros(&content(&bench, "same.vhd"), 1, 10 << 20, "same");
 }
+
+#[test]
+fn the_state_of_a_machine_is_no_part_of_a_larger_disk() {
+    let bench = with_key();
+    bench.ok("ringtap create -q -f qcow2 -o cluster_size=4k base.qcow2 2M");
+    bench.qemu_io("-f qcow2 base.qcow2", &["write -q -b -P 9 0 1M".into()]);
+    bench.ok("qemu-img snapshot -c s base.qcow2");
+    bench.ok("ringtap snapshot -a s base.qcow2");
+    bench.ok("cp base.qcow2 sized.qcow2");
+    bench.ok("ringtap create -q -f qcow2 -b base.qcow2 top.qcow2 4M");
+    bench.ok("ringtap commit top.qcow2");
+    bench.ok("ringtap resize -q -f qcow2 sized.qcow2 2560k");
+    bench.ok("ringtap resize -q -f qcow2 sized.qcow2 4M");
+    for image in ["top.qcow2", "base.qcow2", "sized.qcow2"] {
+        is_then_zeros(&content(&bench, image), 0, 0, image);
+        bench.ok(&format!("qemu-img check -q {image}"));
+    }
+    // The snapshot has it still.
+    bench.ok("qemu-img snapshot -a s base.qcow2");
+    let state = "read -q -b -P 9 0 1M";
+    bench.qemu_io("-f qcow2 base.qcow2", &[state.into()]);
+}

@@ -3,6 +3,8 @@
 //! Tables change all at once (see [`super::rewrite`]). What the disk gains reads as zeros, whatever a
 //! backing file or an earlier life of the last cluster holds there.
 
+use std::ops::Range;
+
 use ringtap_io::Io;
 
 use super::bitmap::resize_bitmaps;
@@ -86,9 +88,14 @@ pub async fn resize(
         if new == 0 {
             l1.fill(0);
         }
-        clear_past(&mut rewrite, &mut l1, new).await?;
+        let past = new.div_ceil(rewrite.image.cluster())..u64::MAX;
+        release_clusters(&mut rewrite, &mut l1, past).await?;
     } else {
         l1.resize(entries.max(l1.len()), 0);
+        // Where the disk grows, a machine's state may lie that a snapshot brought back.
+        let cluster = rewrite.image.cluster();
+        let gained = old.div_ceil(cluster)..new.div_ceil(cluster);
+        release_clusters(&mut rewrite, &mut l1, gained).await?;
         let to = options.backing_size.unwrap_or(0).clamp(old, new);
         if new > old {
             clear_tail(&mut rewrite, &mut l1, old, to, data).await?;
@@ -182,30 +189,34 @@ pub(super) async fn release(rewrite: &mut Rewrite<'_, '_, '_>, word: u64) -> Res
     }
 }
 
-/// Let go of the clusters past `size` that the last L2 table maps.
-async fn clear_past(
+/// Let go of clusters that nothing shows, as far as there are tables for them.
+async fn release_clusters(
     rewrite: &mut Rewrite<'_, '_, '_>,
     l1: &mut [u64],
-    size: u64,
+    clusters: Range<u64>,
 ) -> Result<(), ToolError> {
     let header = &rewrite.image.header;
-    let words = (header.l2_entry_size() / 8) as usize;
-    let clusters = size.div_ceil(header.cluster_size());
-    let keep = (clusters % header.l2_entries()) as usize * words;
-    let Some(last) = l1.get_mut((clusters / header.l2_entries()) as usize) else { return Ok(()) };
-    if keep == 0 || *last & OFFSET_MASK == 0 {
-        return Ok(());
-    }
-    let mut table = read_l2(rewrite, *last).await?;
-    let mut changed = false;
-    for entry in table.chunks_exact_mut(words).skip(keep / words) {
-        let word = entry.first().copied().unwrap_or(0);
-        changed |= entry.iter().any(|word| *word != 0);
-        release(rewrite, word).await?;
-        entry.fill(0);
-    }
-    if changed {
-        replace_l2(rewrite, last, &table).await?;
+    let (entries, words) = (header.l2_entries(), (header.l2_entry_size() / 8) as usize);
+    for (index, l1_entry) in (0..).zip(l1).skip((clusters.start / entries) as usize) {
+        if index * entries >= clusters.end {
+            break;
+        }
+        if *l1_entry & OFFSET_MASK == 0 {
+            continue;
+        }
+        let mut table = read_l2(rewrite, *l1_entry).await?;
+        let mut changed = false;
+        for (number, entry) in (index * entries..).zip(table.chunks_exact_mut(words)) {
+            if !clusters.contains(&number) || entry.iter().all(|word| *word == 0) {
+                continue;
+            }
+            release(rewrite, entry.first().copied().unwrap_or(0)).await?;
+            entry.fill(0);
+            changed = true;
+        }
+        if changed {
+            replace_l2(rewrite, l1_entry, &table).await?;
+        }
     }
     Ok(())
 }
