@@ -20,6 +20,12 @@ const LIBRARIES: [&str; 5] =
 const SOCKET: &str = "RINGTAP_TEST_SOCKET";
 
 /// Runs in the guest.
+/// Whether the log warns of nothing, but that systemd has a namespace of processes of its own here, as a container's.
+fn is_quiet(said: &str) -> bool {
+    let warns = |line: &str| line.contains("WARN") && !line.contains("ends with this container");
+    !said.lines().any(warns)
+}
+
 #[test]
 fn front_end() {
     let Some(socket) = std::env::var_os(SOCKET) else { return };
@@ -222,7 +228,7 @@ fn units_start_under_systemd_and_come_back_after_a_crash() {
          [ $state = inactive ] || { echo \"it is $state\" >&2; exit 1; }
          said",
     );
-    assert!(said.contains("serving") && !said.contains("WARN"), "{said}");
+    assert!(said.contains("serving") && is_quiet(&said), "{said}");
     let said = lab.run_inside(
         "NBD",
         "begin ringtap-nbd@net.socket
@@ -240,7 +246,7 @@ fn units_start_under_systemd_and_come_back_after_a_crash() {
          said",
     );
     assert!(said.contains("67108864"), "{said}");
-    assert!(said.contains("serving") && !said.contains("WARN"), "{said}");
+    assert!(said.contains("serving") && is_quiet(&said), "{said}");
     let said = lab.run_inside(
         "a unit that does not say which boot it is",
         "rm -r /run/ringtap
@@ -260,7 +266,7 @@ fn units_start_under_systemd_and_come_back_after_a_crash() {
          systemctl stop ringtap-nbd@late.socket ringtap-nbd@late.service
          said",
     );
-    assert!(said.contains("serving") && !said.contains("WARN"), "{said}");
+    assert!(said.contains("serving") && is_quiet(&said), "{said}");
     let said = lab.run_inside(
         "all disks in one server",
         "unit=ringtap-daemon.service
@@ -321,7 +327,7 @@ fn units_start_under_systemd_and_come_back_after_a_crash() {
          [ ! -e /run/ringtap/user.sock ]
          said",
     );
-    assert!(said.contains("serving") && !said.contains("WARN"), "{said}");
+    assert!(said.contains("serving") && is_quiet(&said), "{said}");
     let said = lab.run_inside(
         "ublk",
         "begin ringtap-ublk@host.service
@@ -368,7 +374,7 @@ fn units_start_under_systemd_and_come_back_after_a_crash() {
          [ ! -e /dev/ublkb7 ]
          said",
     );
-    assert!(said.contains("serving") && !said.contains("WARN"), "{said}");
+    assert!(said.contains("serving") && is_quiet(&said), "{said}");
 }
 
 /// Steps of the clock between a crash and the next start are no writes, and hide none.
