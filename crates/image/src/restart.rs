@@ -212,17 +212,6 @@ impl RestartLog {
         }
     }
 
-    /// The folder for logs: of the system for root, else of the user.
-    pub fn usual_folder() -> PathBuf {
-        files::usual_folder()
-    }
-
-    /// The same, made where it was not there yet.
-    pub fn made_folder() -> io::Result<PathBuf> {
-        let folder = files::usual_folder();
-        files::make_folder(&folder).map(|()| folder)
-    }
-
     /// A log in the memory of a simulation, which keeps a copy of it over a kill.
     pub fn with(words: ringtap_io::Words, identity: Identity, capacity: u64) -> RestartLog {
         let fits = words.len().saturating_sub(FIRST) / (2 * RECORD);

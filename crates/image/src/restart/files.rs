@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 
 use ringtap_sandbox::User;
 
-use super::MAGIC;
+use super::{MAGIC, RestartLog};
 use crate::user::{folder_of, make_for, own};
 
 /// The operator's folder for logs.
@@ -17,6 +17,19 @@ static FOLDER: OnceLock<PathBuf> = OnceLock::new();
 static OF_USER: OnceLock<PathBuf> = OnceLock::new();
 /// Where ordinary users without a folder of their own on tmpfs have one.
 const SHARED: &str = "/dev/shm";
+
+impl RestartLog {
+    /// The folder for logs: of the system for root, else of the user.
+    pub fn usual_folder() -> PathBuf {
+        usual_folder()
+    }
+
+    /// The same, made where it was not there yet.
+    pub fn made_folder() -> io::Result<PathBuf> {
+        let folder = usual_folder();
+        make_folder(&folder).map(|()| folder)
+    }
+}
 
 /// Keep restart logs in this folder, which is made where it is missing: for the whole process, once, before
 /// the first image is opened.
