@@ -52,7 +52,7 @@ impl Reopen {
             return refuse("Cannot change the option 'driver'".into());
         };
         let (is, own) = (&served.disk, &mut wish.disk);
-        (own.limits, own.group, own.share) = (is.limits, is.group.clone(), is.share.clone());
+        (own.limits, own.group, own.share) = (is.limits, is.group.clone(), is.share);
         (own.keeping, own.placement) = (is.keeping.clone(), is.placement.clone());
         own.on_error = own.on_error.or(is.on_error);
         own.logical_block_size = own.logical_block_size.or(is.logical_block_size);
