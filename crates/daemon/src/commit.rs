@@ -42,6 +42,8 @@ pub(crate) struct Moved {
 struct Below {
     /// How many lie upon it.
     above: u32,
+    /// How many it and those below it are.
+    depth: u32,
     place: Place,
     path: PathBuf,
     format: Format,
@@ -101,7 +103,8 @@ impl Commit {
         let hides = image.below().is_some_and(|below| below.info().size > info.size);
         let can_grow = format == Format::Qcow2 && !hides;
         let path = std::fs::canonicalize(place.at()).unwrap_or_else(|_| place.path().to_owned());
-        Ok(Below { above, place, path, format, size: info.size, can_grow })
+        let depth = std::iter::successors(Some(image), |image| image.below()).count() as u32;
+        Ok(Below { above, depth, place, path, format, size: info.size, can_grow })
     }
 
     /// Bring it there.
@@ -112,6 +115,8 @@ impl Commit {
             force_format: false,
             succeeded: true,
             bitmaps: vec![],
+            // As many as lie there, not as many as the disk was first opened with.
+            layers: own.layers.and(Some(below.depth)),
             ..own.clone()
         };
         // What is written to it from now on is no sign that somebody put it back.

@@ -90,7 +90,7 @@ impl Running {
 
     /// Whether anybody shows a disk.
     pub(crate) fn is_shown(&self, disk: DiskId) -> bool {
-        let coming = self.pending.exports.iter().any(|(_, of)| *of == disk);
+        let coming = self.pending.exports.iter().any(|one| one.disk == disk);
         coming || self.exports.iter().any(|export| export.disk == disk)
     }
 }

@@ -95,6 +95,13 @@ pub(crate) fn depth(served: &Served) -> Option<u32> {
     u32::try_from(all.count()).ok()
 }
 
+/// A disk consists of other images than it did: where their number was said, it is what there is now, by which they are opened again.
+pub(crate) fn counted(served: &mut Served) {
+    if let (Some(_), Some(now)) = (served.disk.options.layers, depth(served)) {
+        served.disk.options.layers = Some(now);
+    }
+}
+
 impl Running {
     /// Whether that is a name of this room.
     pub(crate) fn is_named(&self, name: &str) -> bool {
@@ -146,7 +153,7 @@ impl Running {
 
     /// Whether guests may write to a disk, or are about to.
     pub(crate) fn is_written(&self, disk: DiskId) -> bool {
-        let coming = self.pending.exports.iter().any(|(_, of)| *of == disk);
+        let coming = self.pending.exports.iter().any(|one| one.disk == disk && one.writable);
         coming || self.exports.iter().any(|export| export.disk == disk && export.writable)
     }
 
@@ -290,6 +297,7 @@ impl Running {
 
     /// Less lies below a disk than did.
     pub(crate) fn retie(&mut self, disk: DiskId) {
+        self.disks.get_mut(&disk).map(counted);
         let Some(served) = self.disks.get(&disk).filter(|served| served.ties.upon.is_some()) else {
             return;
         };

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use ringtap_image::CacheMode;
+use ringtap_image::{CacheMode, RestartChoice};
 use ringtap_vbd::{Limits, Rate, Share, ThrottleGroup};
 use serde_json::Value as Json;
 use toml::{Table, Value};
@@ -128,6 +128,9 @@ fn table(disk: &Disk) -> Result<Table, String> {
     }
     if options.cache != CacheMode::None {
         put("cache", cache_name(options.cache).into());
+    }
+    if options.restart_log == Some(RestartChoice::Optional) {
+        put("restart-log", "optional".into());
     }
     for (key, is) in [
         ("read-only", options.read_only),

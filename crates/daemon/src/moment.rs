@@ -206,8 +206,19 @@ async fn stand_still<'a>(
 fn make_scratch(parts: &[Part]) -> Result<Vec<Option<Scratch>>, Error> {
     let all = parts.iter().flat_map(|part| part.backups.iter().map(move |wanted| (part, wanted)));
     let made = all.map(|(part, wanted)| {
-        let made = wanted.scratch.as_ref().map(|at| at.make(part.vbd.size()));
-        made.transpose().map_err(|why| failed(part, why))
+        // What nobody writes to changes not.
+        let scratch = wanted.scratch.as_ref().filter(|_| !part.vbd.info().read_only);
+        let Some(at) = scratch else { return Ok(None) };
+        match at.make(part.vbd.size()) {
+            Ok(scratch) => Ok(Some(scratch)),
+            Err(why) if at.folder.is_some() => Err(failed(part, why)),
+            // Nobody has asked for it.
+            Err(why) => {
+                let _disk = part.vbd.span().enter();
+                tracing::warn!("guests wait for the target of a backup: {why}");
+                Ok(None)
+            }
+        }
     });
     made.collect()
 }

@@ -16,8 +16,7 @@ use crate::running::{DiskId, Running, Then};
 pub(crate) struct Pending {
     /// Of disks.
     pub(crate) nodes: HashSet<String>,
-    /// Ids of exports, each with its disk.
-    pub(crate) exports: Vec<(String, DiskId)>,
+    pub(crate) exports: Vec<ComingExport>,
     /// Disks whose image is about to be another.
     pub(crate) changing: HashSet<DiskId>,
     /// Those of them that jobs write to.
@@ -61,6 +60,13 @@ impl Pending {
     pub(crate) fn is_changing(&self, disk: DiskId) -> bool {
         self.changing.contains(&disk) || self.away.contains(&disk)
     }
+}
+
+/// An export that is about to be there.
+pub(crate) struct ComingExport {
+    pub(crate) id: String,
+    pub(crate) disk: DiskId,
+    pub(crate) writable: bool,
 }
 
 /// What is done once jobs have ended, or why they have not.

@@ -87,11 +87,16 @@ impl Residence {
     fn come(&self, from_afar: bool) -> Result<(), Error> {
         let mut state = lock(&self.state);
         let State::Away(disk) = &*state else { return Ok(()) };
-        let disk = Disk { incoming: false, ..(**disk).clone() };
+        let mut disk = Disk { incoming: false, ..(**disk).clone() };
+        // Its guest is running, be it that no log can be kept here: that is warned of.
+        let needs_log = std::mem::take(&mut disk.options.needs_log);
         let _disk = self.vbd.span().enter();
         let before = self.vbd.size();
-        let disk = self.open(disk, from_afar)?;
+        let mut disk = self.open(disk, from_afar)?;
+        disk.options.needs_log = needs_log;
         *state = State::Here;
+        // That is said anew where it is closed for another process: it may lie upon something else by then.
+        self.lies_upon(None);
         let how = if disk.options.read_only { "" } else { " for writing" };
         tracing::info!("the disk is here: {} is open{how}", disk.path.display());
         // At once: another file may be at its path when that is heard.
@@ -132,7 +137,7 @@ impl Residence {
             opened::forget_pages(&disk);
         }
         let place = Place::hold(&disk.path).unwrap_or_else(|_| (&disk.path).into());
-        let upon = lock(&self.upon).clone();
+        let upon = lock(&self.upon).clone().filter(|_| !from_afar);
         let below = Residence::below(&disk, upon.as_deref())?;
         let opened = Panic::catch(|| opened::image(&disk, &self.wrap, &place, below));
         let opened = opened.unwrap_or_else(|panic| Err(Error::panicked([&*disk.path], &panic)));
@@ -291,7 +296,7 @@ impl Running {
         let refuse = |why: &str| Err(why.to_owned());
         let Some(served) = self.disks.get(&id) else { return refuse("it is gone") };
         let exports = self.exports.iter().filter(|export| export.disk == id).count();
-        let coming = self.pending.exports.iter().any(|(_, disk)| *disk == id);
+        let coming = self.pending.exports.iter().any(|one| one.disk == id);
         if self.quit || served.vbd.health().failure().is_some() {
             return refuse("it is about to end");
         }

@@ -344,7 +344,7 @@ impl Running {
 
     /// Whether there is an export of that id, or one is about to come.
     pub(crate) fn has_export(&self, id: &str) -> bool {
-        let coming = self.pending.exports.iter().any(|(other, _)| other == id);
+        let coming = self.pending.exports.iter().any(|one| one.id == id);
         coming || self.exports.iter().any(|export| export.id == id)
     }
 

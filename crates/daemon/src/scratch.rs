@@ -64,12 +64,21 @@ fn unnamed(folder: &Path) -> io::Result<File> {
     }
 }
 
+/// Whether a file has a name as [`named_for_a_moment`] gives.
+fn is_ours(path: &Path) -> bool {
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let name = path.file_name().and_then(|name| name.to_str());
+    let stem = name.and_then(|name| name.strip_suffix(NAMED)?.strip_suffix('.'));
+    stem.and_then(|stem| stem.split_once('-')).is_some_and(|(a, b)| is_number(a) && is_number(b))
+}
+
 /// The same where the file system makes none: its name is removed at once. A kill may come before that.
 fn named_for_a_moment(folder: &Path) -> io::Result<File> {
     for entry in folder.read_dir()?.flatten() {
         let path = entry.path();
-        if path.extension().is_some_and(|ending| ending == NAMED) {
-            // Its server has it open, or is no more.
+        // One that a server was killed just after making: it is longer only once it has no name.
+        let is_empty = entry.metadata().is_ok_and(|it| it.is_file() && it.len() == 0);
+        if is_empty && is_ours(&path) {
             let _ = std::fs::remove_file(path);
         }
     }
@@ -92,13 +101,18 @@ mod tests {
     fn nothing_of_it_stays() {
         let dir = tempfile::tempdir_in("/var/tmp").expect("a folder");
         let at = ScratchAt { folder: Some(dir.path().to_owned()), room: 1 << 20 };
-        std::fs::write(dir.path().join("1-2.scratch"), "of a server that was killed")
-            .expect("a file");
+        let of_others = [("vm.scratch", ""), ("3-4.scratch", "data"), ("1-b.scratch", "")];
+        for (name, content) in of_others.into_iter().chain([("1-2.scratch", "")]) {
+            std::fs::write(dir.path().join(name), content).expect("a file");
+        }
         let scratch = at.make((1 << 20) + 1).expect("it is made");
         assert_eq!(scratch.disk.size(), (1 << 20) + 4096);
         let file = named_for_a_moment(dir.path()).expect("a file");
         file.set_len(4096).expect("it is open");
-        assert_eq!(dir.path().read_dir().expect("a folder").count(), 0);
+        let left = dir.path().read_dir().expect("a folder").flatten();
+        let mut left: Vec<_> = left.map(|entry| entry.file_name()).collect();
+        left.sort();
+        assert_eq!(left, ["1-b.scratch", "3-4.scratch", "vm.scratch"]);
         let missing = ScratchAt { folder: Some(dir.path().join("missing")), room: 1 };
         let why = missing.make(1).map(drop).expect_err("there is no folder");
         assert!(why.contains("missing") && why.contains("--scratch-limit"), "{why}");

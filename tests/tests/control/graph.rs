@@ -339,3 +339,38 @@ fn images_are_made_by_jobs() {
         "Invalid job ID",
     );
 }
+
+/// However many images a disk was opened with.
+#[test]
+fn a_commit_leaves_what_lies_below_its_base() {
+    let mut empty = Empty::new();
+    let uri = empty.nbd();
+    let path = empty.path("a");
+    ok("qemu-img", "qemu-utils", &["create", "-q", "-f", "qcow2", &empty.text("a"), "4M"]);
+    let mut open = node("a", "qcow2", &path);
+    open["backing"] = Value::Null;
+    empty.control.ok("blockdev-add", open);
+    empty.export("e", "a", "nbd", json!({}));
+    qemu_io(&uri("a"), &["write -P 1 0 4M"]).expect("written");
+    for overlay in ["c", "e"] {
+        let taken =
+            json!({ "node-name": "a", "snapshot-file": empty.text(overlay), "format": "qcow2" });
+        empty.control.ok("blockdev-snapshot-sync", taken);
+        qemu_io(&uri("a"), &["write -P 2 1M 4k"]).expect("written");
+    }
+    let job =
+        json!({ "job-id": "j", "device": "a", "base": empty.text("c"), "auto-dismiss": false });
+    empty.control.ok("block-commit", job);
+    until(&mut empty.control, "BLOCK_JOB_READY", |_| true);
+    qemu_io(&uri("a"), &["write -P 3 2M 4k"]).expect("written");
+    empty.control.ok("job-complete", json!({ "id": "j" }));
+    assert_eq!(empty.ended("j"), Value::Null);
+    let reads = [
+        "read -P 1 0 1M",
+        "read -P 2 1M 4k",
+        "read -P 1 1028k 1020k",
+        "read -P 3 2M 4k",
+        "read -P 1 2052k 2044k",
+    ];
+    qemu_io(&uri("a"), &reads).expect("all of it");
+}

@@ -15,6 +15,7 @@ use super::resume::whole;
 use super::shape::{Done, arguments, words};
 use super::table::Command;
 use crate::commit::Moved;
+use crate::graph::counted;
 use crate::jobs::New;
 use crate::ledger::Line;
 use crate::mirror::Copy;
@@ -225,6 +226,7 @@ impl Running {
         served.disk.options.format = moved.format;
         served.disk.options.force_format = false;
         served.file = identity(&served.disk.path);
+        counted(served);
         served.facts.goes_on(&served.disk, &served.vbd);
         served.vbd.span().in_scope(|| {
             tracing::info!("it goes on in {}", served.disk.path.display());
@@ -360,6 +362,10 @@ impl BlockdevMirror {
                     true => {
                         drop(running.take_back(target));
                         running.put(of, moved);
+                        let upon = running.lying().remove(&of).flatten();
+                        if let Some(served) = running.disks.get_mut(&of) {
+                            served.ties.upon = upon;
+                        }
                     }
                     false => running.moved(of, moved),
                 }

@@ -11,6 +11,7 @@ use super::refusal::Refusal;
 use super::shape::{Done, arguments, choice, words};
 use super::table::Command;
 use crate::QUEUES;
+use crate::pending::ComingExport;
 use crate::running::{DiskId, Export, Running, Then};
 use crate::socket::{self, SocketFile};
 use crate::start::Lone;
@@ -315,12 +316,14 @@ impl Running {
         reply: Reply<Done>,
         make: impl FnOnce(&Common) -> Result<Made, Refusal> + Send + 'static,
     ) {
-        self.pending.exports.push((common.id.clone(), common.disk));
+        let writable = !common.vbd.info().read_only;
+        let coming = ComingExport { id: common.id.clone(), disk: common.disk, writable };
+        self.pending.exports.push(coming);
         let taken = common.id.clone();
         let begun = self.in_time("export", move || -> Then {
             let made = make(&common);
             Box::new(move |running| {
-                running.pending.exports.retain(|(id, _)| *id != common.id);
+                running.pending.exports.retain(|one| one.id != common.id);
                 reply.give(made.and_then(|(transport, files)| {
                     running.start_added(&common, transport, files)?;
                     Ok(Done {})
@@ -328,7 +331,7 @@ impl Running {
             })
         });
         if let Err(error) = begun {
-            self.pending.exports.retain(|(id, _)| *id != taken);
+            self.pending.exports.retain(|one| one.id != taken);
             tracing::error!("cannot make the export {taken}: {error}");
         }
     }

@@ -184,6 +184,7 @@ impl Moments {
         let jobs = asked.iter().flatten();
         let taken = Taken {
             changing: jobs.clone().flat_map(|one| one.disks()).collect(),
+            targets: jobs.clone().filter_map(|one| one.new.other).collect(),
             jobs: jobs.map(|one| one.new.id.clone()).collect(),
             bitmaps_changing: ids,
         };
@@ -222,6 +223,7 @@ impl Moments {
 struct Taken {
     bitmaps_changing: Vec<DiskId>,
     changing: Vec<DiskId>,
+    targets: Vec<DiskId>,
     /// What is made stable must not fail for a name that is in use by then.
     jobs: Vec<String>,
 }
@@ -230,6 +232,7 @@ impl Taken {
     fn take(&self, running: &mut Running) {
         running.pending.bitmaps_changing.extend(&self.bitmaps_changing);
         running.pending.changing.extend(&self.changing);
+        running.pending.targets.extend(&self.targets);
         running.pending.jobs.extend(self.jobs.iter().cloned());
     }
 
@@ -237,6 +240,7 @@ impl Taken {
         let pending = &mut running.pending;
         self.bitmaps_changing.iter().for_each(|id| _ = pending.bitmaps_changing.remove(id));
         self.changing.iter().for_each(|id| _ = pending.changing.remove(id));
+        self.targets.iter().for_each(|id| _ = pending.targets.remove(id));
         self.jobs.iter().for_each(|id| _ = pending.jobs.remove(id));
     }
 }

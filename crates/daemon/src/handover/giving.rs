@@ -108,7 +108,10 @@ fn hand_over(running: &mut Running, wish: &Wish) -> Result<u32, Error> {
     // Nothing changes the disks any more: what jobs have left to do is known.
     let bitmaps = bitmaps.into_iter().map(Passed::state).collect();
     let going = (bitmaps, running.jobs_passed());
-    let end = still.pass(going, |body, files| next.tell(Kind::Connections, body, files));
+    // What guests have set aside until the disks stood still would be in no copy.
+    let end = running.scratch_is_empty().map_err(failed);
+    let end = end
+        .and_then(|()| still.pass(going, |body, files| next.tell(Kind::Connections, body, files)));
     let pause = patience.min(PAUSE);
     match end.and_then(|()| next.expect(Kind::Taken, pause)) {
         Ok(()) => {

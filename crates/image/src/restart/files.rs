@@ -92,7 +92,10 @@ pub(super) fn usual_folder() -> PathBuf {
         Some(folder) => Some(PathBuf::from(folder)),
         None => None,
     };
-    match run.filter(|run| on_tmpfs(run)) {
+    // That of another user, whose session this was begun in, is of no use.
+    let is_own =
+        |run: &PathBuf| uid.is_root() || fs::metadata(run).is_ok_and(|facts| is_ours(&facts));
+    match run.filter(|run| on_tmpfs(run) && is_own(run)) {
         Some(run) => run.join("ringtap"),
         None => folder_in(Path::new(SHARED), &format!("ringtap-{}", uid.as_raw()), make_folder),
     }
