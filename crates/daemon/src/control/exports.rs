@@ -165,8 +165,8 @@ impl AddExport {
         if let Some(user) = running.reader_of(disk).filter(|_| writable) {
             return conflict(node, user);
         }
-        // What a moment of a backup shows, who writes the copy does not change.
-        if running.pending.targets.contains(&disk) && (writable || served.moment.is_none()) {
+        // But the moment of a backup may be read, below.
+        if running.pending.targets.contains(&disk) && served.moment.is_none() {
             return refuse(format!("Node '{node}' is in use: a job writes to it"));
         }
         if let Some(user) =
