@@ -57,7 +57,7 @@ deny:
 # Two programs of tests at a time, for they wait for disks and guests as much as they compute: those that take longest first, what is left
 # all in one. Output comes program by program.
 THREADS ?= $(shell nproc)
-LONGEST := end_to_end report xen rbd snapshot formats images upgrade units ublk kernels migration restart_log objects control thin cli panic qemu stores
+LONGEST := end_to_end report xen rbd snapshot ublk formats images kernels upgrade units migration restart_log objects control thin cli panic qemu stores
 TEST_PROGRAMS := $(sort $(basename $(notdir $(wildcard */tests/*.rs */tests/tests/*.rs crates/*/tests/*.rs) \
     $(patsubst %/main.rs,%,$(wildcard */tests/*/main.rs crates/*/tests/*/main.rs)))))
 CARGO_TEST := $(CARGO) test --workspace --locked

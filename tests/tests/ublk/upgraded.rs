@@ -56,7 +56,7 @@ for round in $rounds; do
         [ $(cat /tmp/up.pid) = $old ]
         ;;
     *)
-        /tmp/ringtap upgrade unix:/tmp/control
+        /tmp/ringtap upgrade --timeout 150 unix:/tmp/control
         [ $(cat /tmp/up.pid) != $old ]
         ;;
     esac
