@@ -96,7 +96,7 @@ pub(crate) fn depth(served: &Served) -> Option<u32> {
 }
 
 /// A disk consists of other images than it did: where their number was said, it is what there is now, by which they are opened again.
-pub(crate) fn counted(served: &mut Served) {
+pub(crate) fn recount_layers(served: &mut Served) {
     if let (Some(_), Some(now)) = (served.disk.options.layers, depth(served)) {
         served.disk.options.layers = Some(now);
     }
@@ -297,7 +297,9 @@ impl Running {
 
     /// Less lies below a disk than did.
     pub(crate) fn retie(&mut self, disk: DiskId) {
-        self.disks.get_mut(&disk).map(counted);
+        if let Some(served) = self.disks.get_mut(&disk) {
+            recount_layers(served);
+        }
         let Some(served) = self.disks.get(&disk).filter(|served| served.ties.upon.is_some()) else {
             return;
         };

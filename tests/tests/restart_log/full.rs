@@ -1,6 +1,7 @@
 //! No room for a restart log: what a guest was told is written is not left to luck.
 
-use ringtap_tests::{ok, plain};
+use ringtap_tests::{Control, Server, ok, plain};
+use serde_json::json;
 
 use crate::{Case, Client, Format, file_system_of, warnings};
 
@@ -42,6 +43,39 @@ fn is_not_served_without_a_log(format: Format) {
     let said = server.stop();
     assert!(said.contains("no restart log for"), "{format:?}: {said}");
     assert!(case.by_qemu(&case.image()) == case.disk, "{format:?}");
+}
+
+/// By a client's word, too, and again after a restart.
+#[test]
+fn a_disk_that_does_without_a_log_is_kept_as_that() {
+    let full = file_system_of(1, "tmpfs", &[], "");
+    std::fs::set_permissions(full.folder(), std::os::unix::fs::PermissionsExt::from_mode(0o700))
+        .expect("this user's alone");
+    ok("sh", "dash", &["-c", "head -c 2M /dev/zero > \"$0/filler\" || true", plain(full.folder())]);
+    let within = tempfile::tempdir().expect("a folder");
+    let case = Case::new(within.path(), Format::Version2, "writeback");
+    let (control, disks) = (case.path("control"), case.path("disks"));
+    std::fs::create_dir(&disks).expect("a folder");
+    let address = format!("unix:{}", plain(&control));
+    let words = ["--persist", "--disks", plain(&disks), "--control", &address];
+    let begin = || {
+        let here = ["--state-dir", plain(full.folder())];
+        (Server::daemon([&words[..], &here].concat()), Control::open(&control))
+    };
+    let (server, mut client) = begin();
+    let mut node = json!({
+        "node-name": "a", "driver": "qcow2",
+        "file": { "driver": "file", "filename": case.image(), "cache": { "direct": false } },
+    });
+    let why = client.call("blockdev-add", node.clone()).expect_err("refused");
+    assert!(why.contains("restart log"), "{why}");
+    node["__ringtap_restart-log"] = "optional".into();
+    client.ok("blockdev-add", node);
+    server.stop();
+    let (server, mut client) = begin();
+    let nodes = client.ok("query-named-block-nodes", json!({}));
+    assert_eq!(nodes[0]["node-name"], "a", "{nodes}");
+    server.stop();
 }
 
 #[test]

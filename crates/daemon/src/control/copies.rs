@@ -15,7 +15,7 @@ use super::resume::whole;
 use super::shape::{Done, arguments, words};
 use super::table::Command;
 use crate::commit::Moved;
-use crate::graph::counted;
+use crate::graph::recount_layers;
 use crate::jobs::New;
 use crate::ledger::Line;
 use crate::mirror::Copy;
@@ -226,7 +226,7 @@ impl Running {
         served.disk.options.format = moved.format;
         served.disk.options.force_format = false;
         served.file = identity(&served.disk.path);
-        counted(served);
+        recount_layers(served);
         served.facts.goes_on(&served.disk, &served.vbd);
         served.vbd.span().in_scope(|| {
             tracing::info!("it goes on in {}", served.disk.path.display());

@@ -12,7 +12,7 @@ use super::shape::{Done, answer, arguments, words};
 use super::table::Command;
 use crate::end;
 use crate::events::contained;
-use crate::graph::{Ties, counted};
+use crate::graph::{Ties, recount_layers};
 use crate::node::is_name;
 use crate::opened::{Identity, Wrap, device, identity};
 use crate::running::{DiskId, Running, Served, Then};
@@ -328,7 +328,7 @@ impl Running {
         served.ties = Ties { upon: served.ties.upon, ..ties.unwrap_or_default() };
         served.ties.alone = false;
         served.file = identity(&one.overlay);
-        counted(served);
+        recount_layers(served);
         served.facts.goes_on(&served.disk, &served.vbd);
         let (file, backing) = (one.overlay.display().to_string(), backing.display().to_string());
         let Taken { pause, drain } = taken;

@@ -142,7 +142,7 @@ impl Aside {
             let (kind, mem) = (Kind::WriteZeroes { unmap: true, fast: true }, Mem::EMPTY);
             let len = part.end - part.start;
             let request = Request { kind, offset: part.start, len, mem, fua: false };
-            // Where its file system cannot, it has room for all.
+            // A file system without holes keeps the bytes: the file grows, though no more than so many are in use.
             let _ = self.serve(io, request).await;
             let regions = self.takes.regions(&part);
             self.used.fetch_sub(self.bytes(regions, size), SeqCst);
@@ -258,6 +258,7 @@ impl Kept {
                 return Err(MirrorError::Room { left, bytes });
             }
             lacks.set(Some(MirrorError::Room { left, bytes }));
+            aside.told.notify();
             within(aside.has_room(bytes), self.target.broken()).await;
             lacks.set(None);
         }
@@ -292,6 +293,8 @@ impl Kept {
                 let (len, content) = look(io, pass, at..part.end, PIECE, None).await?;
                 let takes = matches!(content, Content::Data(_));
                 if let (true, Err(bytes)) = (takes, aside.take(&(at..at + len), self.size)) {
+                    // The regions that lie there as a whole may go on to the target, which makes room.
+                    aside.holds.mark(part.start..at - at % aside.holds.granularity());
                     return Ok(Err(bytes));
                 }
                 give(io, &aside.scratch, at, len, content, true, &held).await?;

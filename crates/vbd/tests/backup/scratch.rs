@@ -278,3 +278,66 @@ fn scratch_that_is_not_read_is_caught() {
     println!("caught in {caught} of 100 seeds, {ends:?}");
     assert!(caught > 5);
 }
+
+/// Two large writes at once, each of which finds room for half of itself: that half goes on to the target, and so makes room.
+#[test]
+fn what_is_set_aside_in_part_goes_on_to_the_target() {
+    const MIB: u64 = 1 << 20;
+    let (size, half) = (8 * MIB, MIB);
+    let disk = Disk::new(512);
+    let mut tasks = Tasks::new(Box::new(Sim::new(&disk, 1)));
+    let traits = Traits { request_alignment: 512, memory_alignment: 512, ..Traits::FILE };
+    let raw = || {
+        let file = disk.add_file(size, 512);
+        let image = Raw::new(Container::simulated(file, size, traits));
+        (file, Vbd::new(Box::new(image), CacheMode::None))
+    };
+    let ((source, from), (target, to), (_, scratch)) = (raw(), raw(), raw());
+    let content: Vec<u8> = (0..size).map(|at| (at / 512) as u8 | 1).collect();
+    disk.poke(source, 0, &content);
+    let (io, job, guests) = (tasks.io().clone(), Job::new(), Rc::new(Cell::new(2)));
+    let end = Rc::new(RefCell::new(None));
+    let (own, told) = (from.fork(), end.clone());
+    let backup = Backup {
+        limit: Some(LIMIT),
+        granularity: 65536,
+        requests: 1,
+        ..Backup::new(from.disk().clone(), to.disk().clone())
+    };
+    tasks.spawn(async move {
+        let moment = loop {
+            match backup.begin(&io, SECOND, &async || Ok::<_, Error>(())).await {
+                Ok(moment) => break moment,
+                Err(MirrorError::Busy) => io.next_turn().await,
+                Err(why) => panic!("{why}"),
+            }
+        };
+        let moment = moment.with_scratch(Scratch { disk: scratch.disk().clone(), room: 2 * half });
+        // The job itself comes to nothing that the guests change, as long as they do.
+        job.set_rate(Some(1));
+        for at in [2 * MIB, 5 * MIB] {
+            let (io, vbd, guests, job) = (io.clone(), own.fork(), guests.clone(), job.clone());
+            io.clone().spawn(async move {
+                request(&io, &vbd, Kind::Write, (at, 2 * half), 0).await;
+                guests.set(guests.get() - 1);
+                if guests.get() == 0 {
+                    job.set_rate(None);
+                }
+            });
+        }
+        *told.borrow_mut() = Some(moment.save(&io, &job).await);
+    });
+    for turn in 0.. {
+        tasks.run_ready();
+        if end.borrow().is_some() {
+            break;
+        }
+        assert!(turn < 200_000, "it does not end");
+        let waits = tasks.io().in_flight() > 0;
+        tasks.turn(waits).expect("the simulation runs");
+    }
+    end.take().expect("it has ended").expect("the backup is whole");
+    let mut found = vec![0; size as usize];
+    disk.peek(target, 0, &mut found);
+    assert!(found == content, "the backup is not what the disk was");
+}
