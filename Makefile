@@ -54,8 +54,8 @@ deny:
 	@export PATH=$$PATH:$(TARGET)/tools/bin; if $(CARGO) deny fetch db 2>/dev/null; \
 	    then $(CARGO) deny check --disable-fetch advisories; else echo "advisories: their list on github.com is out of reach"; fi
 
-# Two programs of tests at a time, for they wait for disks and guests as much as they compute: those that take longest first, what is left
-# all in one. Output comes program by program.
+# Packages come and are unpacked while all is compiled. Then three programs of tests at a time, for they wait for disks and guests as much
+# as they compute: those that take longest first, what is left all in one. Output comes program by program.
 THREADS ?= $(shell nproc)
 LONGEST := end_to_end report xen rbd snapshot ublk formats images kernels upgrade units migration restart_log objects control thin cli panic qemu stores
 TEST_PROGRAMS := $(sort $(basename $(notdir $(wildcard */tests/*.rs */tests/tests/*.rs crates/*/tests/*.rs) \
@@ -63,15 +63,21 @@ TEST_PROGRAMS := $(sort $(basename $(notdir $(wildcard */tests/*.rs */tests/test
 CARGO_TEST := $(CARGO) test --workspace --locked
 SHOW := --show-output --test-threads $(THREADS)
 test:
-	scripts/setup.sh test
+	scripts/setup.sh build
+	$(MAKE) --no-print-directory -j 2 prepared compiled
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
-	$(CARGO_TEST) --no-run
-	set -o pipefail; $(MAKE) --no-print-directory -j 2 --output-sync programs | scripts/skips.sh tests/skips.txt
+	set -o pipefail; $(MAKE) --no-print-directory -j 3 --output-sync programs | scripts/skips.sh tests/skips.txt
 	scripts/check-docs.sh $(TARGET)/debug/ringtap
 
-.PHONY: programs others examples threads
+.PHONY: prepared compiled programs others examples threads
+prepared:
+	scripts/setup.sh test
+
+compiled:
+	$(CARGO_TEST) --no-run
+
 programs: others models threads $(LONGEST:%=program-%) examples
 
 others:

@@ -10,10 +10,11 @@ use serde_json::{Value, json};
 use crate::args::Output;
 use crate::checkpoint;
 use crate::disk::{absolute, opened_by, with_secret};
-use crate::job::{How, OnErrors, tell};
+use crate::job::{How, OnErrors, dismiss, has_concluded, tell};
 use crate::names;
 use crate::qmp::Qmp;
 use crate::secret;
+use crate::verbs::stop::Stopped;
 
 /// A mirror of a disk that is served.
 #[derive(Debug, Args)]
@@ -108,14 +109,18 @@ pub(crate) struct BackupArgs {
     how: How,
 }
 
-/// Have the server open an image that a job is to write to, as that node.
+/// Have the server open an image that a job of that name is to write to, as that node. One before it that nobody has waited for is
+/// forgotten once it has ended.
 fn open_target(
     qmp: &mut Qmp,
-    node: &str,
+    (id, node): (&str, &str),
     file: &Path,
     format: Format,
     secret: Option<&SecretSource>,
 ) -> anyhow::Result<()> {
+    if has_concluded(qmp, id)? {
+        dismiss(qmp, id);
+    }
     let driver = if format == ringtap_image::Format::Vhd { "vpc" } else { format.name() };
     let file =
         json!({ "driver": "file", "filename": absolute(file)?, "cache": { "direct": true } });
@@ -132,8 +137,8 @@ fn open_target(
 
 /// Copy a disk as it is now.
 pub(crate) fn backup(qmp: &mut Qmp, args: &BackupArgs, output: Output) -> anyhow::Result<()> {
-    let target = format!("{}-backup", args.node);
-    open_target(qmp, &target, &args.file, args.format, args.target_secret.as_ref())?;
+    let (id, target) = (format!("backup-{}", args.node), format!("{}-backup", args.node));
+    open_target(qmp, (&id, &target), &args.file, args.format, args.target_secret.as_ref())?;
     let mut arguments = json!({
         "device": args.node,
         "target": target,
@@ -151,18 +156,29 @@ pub(crate) fn backup(qmp: &mut Qmp, args: &BackupArgs, output: Output) -> anyhow
         arguments["__ringtap_scratch-limit"] = bytes.into();
     }
     args.on_errors.put(&mut arguments, &SIDES);
-    let id = format!("backup-{}", args.node);
     let checkpoint = args.checkpoint.as_ref().map(|name| checkpoint::add(&args.node, name));
+    let mut made = None;
     let begin = |qmp: &mut Qmp, backup: Value| match checkpoint {
         None => qmp.call("blockdev-backup", backup),
         Some(add) => {
+            let name = json!({ "node": add["node"], "name": add["name"] });
             let action = |of: &str, data: Value| json!({ "type": of, "data": data });
             let both = [action("block-dirty-bitmap-add", add), action("blockdev-backup", backup)];
-            qmp.call("transaction", json!({ "actions": both }))
+            let begun = qmp.call("transaction", json!({ "actions": both }));
+            made = begun.is_ok().then_some(name);
+            begun
         }
     };
     let how = args.how.beside(output);
     let ended = how.begin(qmp, begin, &id, arguments, "job-complete", &mut || {});
+    // What goes on writes there, and to a moment that the checkpoint is of.
+    if ended.as_ref().is_err_and(|error| error.is::<Stopped>()) {
+        return ended.map(drop);
+    }
+    if let (Err(_), Some(checkpoint)) = (&ended, made) {
+        // There is no copy from which it could go on.
+        let _ = qmp.call("block-dirty-bitmap-remove", checkpoint);
+    }
     if !how.no_wait || ended.is_err() {
         let closed = qmp.call("blockdev-del", json!({ "node-name": target }));
         ended.as_ref().map_or(Ok(()), |_| closed.map(drop))?;
@@ -187,8 +203,8 @@ pub(crate) fn mirror(
     output: Output,
     ready: &mut dyn FnMut(),
 ) -> anyhow::Result<()> {
-    let target = format!("{}-mirror", args.node);
-    open_target(qmp, &target, &args.file, args.format, args.target_secret.as_ref())?;
+    let (id, target) = (format!("mirror-{}", args.node), format!("{}-mirror", args.node));
+    open_target(qmp, (&id, &target), &args.file, args.format, args.target_secret.as_ref())?;
     let mut arguments = json!({
         "device": args.node,
         "target": target,
@@ -202,11 +218,13 @@ pub(crate) fn mirror(
         arguments["__ringtap_max-slowdown"] = percent.into();
     }
     args.on_errors.put(&mut arguments, &SIDES);
-    let id = format!("mirror-{}", args.node);
     let end = if args.copy { "block-job-cancel" } else { "job-complete" };
     let begin = |qmp: &mut Qmp, arguments| qmp.call("blockdev-mirror", arguments);
     let how = args.how.beside(output);
     let ended = how.begin(qmp, begin, &id, arguments, end, ready);
+    if ended.as_ref().is_err_and(|error| error.is::<Stopped>()) {
+        return ended.map(drop);
+    }
     // It is gone where the disk goes on in it, and in use where nobody has waited.
     if ended.is_err() || args.copy && !how.no_wait {
         let closed = qmp.call("blockdev-del", json!({ "node-name": target }));

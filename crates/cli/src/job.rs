@@ -4,6 +4,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
 use std::thread;
 use std::time::Duration;
 
@@ -19,6 +20,7 @@ use crate::names;
 use crate::qmp::Qmp;
 use crate::serve::control;
 use crate::verbs::bar::{Bar, Talk};
+use crate::verbs::stop::{Signals, Stopped};
 
 /// How often a job is looked at.
 const LOOK: Duration = Duration::from_millis(100);
@@ -193,13 +195,22 @@ pub(crate) fn run(args: &JobArgs) -> anyhow::Result<ExitCode> {
     let one = |id: &str| json!({ "id": id });
     match &args.verb {
         Verb::List => list(&mut qmp, args.output)?,
-        Verb::Cancel { job } => drop(qmp.call("job-cancel", one(job))?),
+        Verb::Cancel { job } => match has_concluded(&mut qmp, job)? {
+            true => dismiss(&mut qmp, job),
+            false => drop(qmp.call("job-cancel", one(job))?),
+        },
         Verb::Pause { job } => drop(qmp.call("job-pause", one(job))?),
         Verb::Resume { job } => drop(qmp.call("job-resume", one(job))?),
         Verb::Rate { job, rate } => {
             qmp.call("block-job-set-speed", json!({ "device": job, "speed": rate }))?;
         }
-        Verb::Wait { job, talk } => drop(finish(&mut qmp, job, *talk, "job-complete", &mut || {})?),
+        Verb::Wait { job, talk } => {
+            let ended = finish(&mut qmp, job, *talk, "job-complete", &mut || {});
+            if !ended.as_ref().is_err_and(|error| error.is::<Stopped>()) {
+                close_target(&mut qmp, job);
+            }
+            ended?;
+        }
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -269,7 +280,37 @@ fn tell_of_chain(qmp: &mut Qmp, node: &str, id: &str, ended: Option<&Ended>) -> 
     tell(node, id, ended, more)
 }
 
-/// Wait for a job; once it is ready, which `ready` hears of, have it end by that command.
+/// The node that `ringtap disk backup` or `mirror` had opened for that job to write to.
+fn target_of(id: &str) -> Option<String> {
+    ["backup", "mirror"].iter().find_map(|kind| {
+        let node = id.strip_prefix(kind)?.strip_prefix('-')?;
+        Some(format!("{node}-{kind}"))
+    })
+}
+
+/// Close what a job that has ended wrote to, where that is still open.
+fn close_target(qmp: &mut Qmp, id: &str) {
+    if let Some(node) = target_of(id) {
+        // It is gone where the disk goes on in it.
+        let _ = qmp.call("blockdev-del", json!({ "node-name": node }));
+    }
+}
+
+/// Whether nothing is left of that job but what became of it.
+pub(crate) fn has_concluded(qmp: &mut Qmp, id: &str) -> anyhow::Result<bool> {
+    let jobs = qmp.call("query-jobs", json!({}))?;
+    let job = jobs.as_array().into_iter().flatten().find(|job| job["id"] == id);
+    Ok(job.is_some_and(|job| job["status"] == "concluded"))
+}
+
+/// Forget a job that has ended, and close what it wrote to.
+pub(crate) fn dismiss(qmp: &mut Qmp, id: &str) {
+    // Another client may have done so.
+    let _ = qmp.call("job-dismiss", json!({ "id": id }));
+    close_target(qmp, id);
+}
+
+/// Wait for a job; once it is ready, which `ready` hears of, have it end by that command. A signal ends the waiting alone.
 fn finish(
     qmp: &mut Qmp,
     id: &str,
@@ -278,8 +319,13 @@ fn finish(
     ready: &mut dyn FnMut(),
 ) -> anyhow::Result<Ended> {
     let progress = Arc::new(Progress::default());
+    let signals = Signals::stop(&progress)?;
     let (mut bar, mut told, mut paused) = (None, false, false);
     loop {
+        if progress.stop_flag().load(SeqCst) {
+            tell!("ringtap: {id} goes on: ringtap job wait {id}, or ringtap job cancel {id}");
+            return Err(signals.stopped().into());
+        }
         let jobs = qmp.call("query-jobs", json!({}))?;
         let job = jobs.as_array().into_iter().flatten().find(|job| job["id"] == id);
         let Some(job) = job else { bail!("there is no job {id:?}: see `ringtap job list`") };
@@ -316,7 +362,10 @@ fn finish(
 
 fn shell(command: Option<&str>) -> anyhow::Result<()> {
     let Some(command) = command else { return Ok(()) };
-    let status = Command::new("sh").args(["-c", command]).status().context("cannot start sh")?;
+    let mut program = Command::new("sh");
+    // Stdout is for what was done.
+    let status = program.args(["-c", command]).stdout(std::io::stderr()).status();
+    let status = status.context("cannot start sh")?;
     if status.success() { Ok(()) } else { bail!("{command:?} failed: {status}") }
 }
 
@@ -333,11 +382,27 @@ pub(crate) fn snapshot(qmp: &mut Qmp, args: &SnapshotArgs, output: Output) -> an
         let data = json!({ "node-name": node, "snapshot-file": file, "mode": mode });
         actions.push(json!({ "type": "blockdev-snapshot-sync", "data": data }));
     }
-    shell(args.before.as_deref())?;
-    let taken = qmp.call("transaction", json!({ "actions": actions }));
+    // What was stopped before is not left so by a signal.
+    let progress = Progress::default();
+    let signals = Signals::stop(&progress)?;
+    let stopped = || match progress.stop_flag().load(SeqCst) {
+        true => Err(signals.stopped().into()),
+        false => Ok(()),
+    };
+    let begun = shell(args.before.as_deref());
+    if begun.is_err() && stopped().is_ok() {
+        return begun;
+    }
+    let taken =
+        stopped().and(begun).and_then(|()| qmp.call("transaction", json!({ "actions": actions })));
     let after = shell(args.after.as_deref());
     taken?;
-    after?;
+    tell_of_snapshots(qmp, output)?;
+    after.context("the snapshot is taken, and the command to be run after it failed")?;
+    stopped()
+}
+
+fn tell_of_snapshots(qmp: &mut Qmp, output: Output) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     for told in qmp.events("__ringtap_SNAPSHOT") {
         let [node, file] = ["node-name", "file"].map(|key| told[key].as_str().unwrap_or_default());

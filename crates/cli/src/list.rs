@@ -57,7 +57,7 @@ impl From<Listed> for Device {
 pub(crate) fn run(args: &ListArgs) -> anyhow::Result<ExitCode> {
     if let Some(only) = args.reap {
         for path in ublk::reap(only)? {
-            eprintln!("ringtap: deleted {}", path.display());
+            tell!("ringtap: deleted {}", path.display());
         }
     }
     let devices: Vec<Device> = ublk::list()?.into_iter().map(Device::from).collect();

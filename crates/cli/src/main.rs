@@ -1,5 +1,8 @@
 //! `ringtap`: disks served to virtual machines.
 
+#[macro_use]
+mod say;
+
 mod args;
 mod bound;
 mod checkpoint;
@@ -53,7 +56,14 @@ fn main() -> ExitCode {
     ringtap_daemon::report_panics();
     let code = ringtap();
     ringtap_stores::forget_left();
-    if Panic::any() { ExitCode::from(PANICKED) } else { code }
+    match say::failure() {
+        _ if Panic::any() => ExitCode::from(PANICKED),
+        Some(error) if code == ExitCode::SUCCESS => {
+            tell!("ringtap: what was found cannot be written to stdout: {error}");
+            ExitCode::FAILURE
+        }
+        _ => code,
+    }
 }
 
 fn ringtap() -> ExitCode {

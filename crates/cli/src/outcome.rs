@@ -17,7 +17,7 @@ pub(crate) fn refused(error: &clap::Error) -> ExitCode {
         return ExitCode::SUCCESS;
     }
     if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-        eprintln!("{}", error.render());
+        tell!("{}", error.render());
         return status_of_usage();
     }
     usage(&on_one_line(&error.render().to_string()))
@@ -28,7 +28,7 @@ pub(crate) fn usage(why: &str) -> ExitCode {
     let verb = words().find(|word| args::command().find_subcommand(word).is_some());
     let help =
         verb.as_ref().map_or("ringtap help".to_owned(), |verb| format!("ringtap help {verb}"));
-    eprintln!("ringtap: {why} (see {help})");
+    tell!("ringtap: {why} (see {help})");
     status_of_usage()
 }
 

@@ -102,6 +102,9 @@ impl Entry {
     }
 }
 
+/// The error of a job that was ended before its work was done.
+const CANCELLED: &str = "Operation canceled";
+
 /// A job to be begun.
 pub(crate) struct New {
     pub(crate) id: String,
@@ -287,7 +290,8 @@ impl Running {
         }
         entry.state.with(|known| {
             known.concluded = true;
-            known.error = error.filter(|_| !cancelled);
+            // As QEMU has it.
+            known.error = error.map(|error| if cancelled { CANCELLED.into() } else { error });
         });
         tell_of_end(&told, id, entry, cancelled);
         if !entry.stays {

@@ -1,6 +1,7 @@
 //! What the whole process is told once: its limits, and where panics are reported.
 
 use std::backtrace::{Backtrace, BacktraceStatus};
+use std::io::{Write, stderr};
 
 use ringtap_io::{Engine, Forbidden, Panic};
 use rustix::process::{Resource, getrlimit, setrlimit};
@@ -48,7 +49,8 @@ pub fn report_panics() {
         if tracing::dispatcher::has_been_set() {
             tracing::error!("panic: {panic}: {said}{trace}");
         } else {
-            eprintln!("ringtap: panic: {panic}: {said}{trace}");
+            // Who has closed stderr is not to make a second panic of it.
+            let _ = writeln!(stderr(), "ringtap: panic: {panic}: {said}{trace}");
         }
     });
 }

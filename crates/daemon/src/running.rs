@@ -89,6 +89,8 @@ pub(crate) struct Serving {
     pub(crate) added: bool,
     /// What its thread enters.
     pub(crate) of: Option<ringtap_vbd::Disk>,
+    /// While it ends, the disk's limits hold nothing up.
+    pub(crate) haste: Option<Box<dyn Send>>,
     /// Removed when this drops.
     pub(crate) _files: Vec<SocketFile>,
 }
@@ -104,12 +106,20 @@ impl Serving {
     ) -> Serving {
         let (thread, when_gone) = (Some(thread), vec![]);
         let (closing, held_up) = (false, false);
-        Serving { transport, stop, thread, closing, held_up, when_gone, added, of, _files: files }
+        let (_files, haste) = (files, None);
+        Serving { transport, stop, thread, closing, held_up, when_gone, added, of, haste, _files }
     }
 
     /// Tell it to end.
     pub(crate) fn close(&mut self) {
         self.closing = true;
+        self.raise();
+    }
+
+    /// Raise its word to stop, to which it comes whatever limits hold.
+    pub(crate) fn raise(&mut self) {
+        let hurry = |disk: &ringtap_vbd::Disk| Box::new(disk.hurry_all()) as Box<dyn Send>;
+        self.haste = self.of.as_ref().map(hurry);
         self.stop.raise();
     }
 
@@ -124,6 +134,7 @@ impl Serving {
             // One that panicked has said so to its disk.
             let _ = thread.join();
         }
+        self.haste = None;
     }
 }
 

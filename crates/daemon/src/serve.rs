@@ -363,8 +363,8 @@ fn handle(
         }
         Event::Signal(SIGHUP) => {
             notify_reloading();
-            reload(running);
             running.disks.values().for_each(|served| served.vbd.try_again());
+            reload(running);
             folder::look_again(running);
             late::try_again(running);
             know(running);

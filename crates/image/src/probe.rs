@@ -6,6 +6,7 @@
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 
 use ringtap_stores::Store;
@@ -75,7 +76,7 @@ pub fn signature(path: &Path) -> io::Result<Option<&'static str>> {
         let store = Store::open(&path.to_string_lossy(), &options).map_err(io::Error::other)?;
         return signature_of_store(path, &store);
     }
-    let mut file = File::open(path)?;
+    let mut file = open_without_waiting(path)?;
     let mut head = vec![];
     file.by_ref().take(HEAD).read_to_end(&mut head)?;
     let mut tail = [0; 8];
@@ -83,6 +84,17 @@ pub fn signature(path: &Path) -> io::Result<Option<&'static str>> {
         let read = file.seek(SeekFrom::End(-512)).is_ok() && file.read_exact(&mut tail).is_ok();
         read && &tail == VHD
     }))
+}
+
+/// Open what an image may lie in; what is none, as a pipe, is not waited for.
+fn open_without_waiting(path: &Path) -> io::Result<File> {
+    let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    let kind = file.metadata()?.file_type();
+    if !kind.is_file() && !kind.is_block_device() {
+        let why = "it is neither a file nor a block device";
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+    }
+    Ok(file)
 }
 
 /// The same of a store.

@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::thread;
+use std::thread::{self, Thread};
 use std::time::Duration;
 
 use crate::ffi::Request;
@@ -16,32 +16,56 @@ const OLD: Duration = Duration::from_secs(4);
 /// From what age on the log tells of it.
 const LONG: Duration = Duration::from_secs(10);
 
-/// Images that are open, and whether a thread looks at their requests.
-static WATCHED: Mutex<(Vec<Weak<Rbd>>, bool)> = Mutex::new((Vec::new(), false));
+/// Images that are open, and the thread that looks at their requests.
+static WATCHED: Mutex<(Vec<Weak<Rbd>>, Option<Thread>)> = Mutex::new((Vec::new(), None));
+/// Whether that thread rests, for nothing waits for a cluster.
+static RESTS: AtomicBool = AtomicBool::new(false);
 
 /// Have the requests of an image looked at while it lives: by a thread of this process that waits for no cluster.
 pub(crate) fn watch(image: &Arc<Rbd>) {
     let mut watched = WATCHED.lock().unwrap_or_else(PoisonError::into_inner);
     watched.0.push(Arc::downgrade(image));
-    if !watched.1 {
+    if watched.1.is_none() {
         let begun = thread::Builder::new().name("rbd waits".into()).spawn(look_at_all);
-        watched.1 = begun.is_ok();
+        watched.1 = begun.ok().map(|begun| begun.thread().clone());
+    }
+}
+
+/// A request has begun, and is where it is looked for.
+pub(crate) fn there_is_one() {
+    if RESTS.load(SeqCst) && RESTS.swap(false, SeqCst) {
+        let watched = WATCHED.lock().unwrap_or_else(PoisonError::into_inner);
+        watched.1.as_ref().inspect(|thread| thread.unpark());
     }
 }
 
 fn look_at_all() {
     loop {
         thread::sleep(TICK);
-        let mut watched = WATCHED.lock().unwrap_or_else(PoisonError::into_inner);
-        watched.0.retain(|image| image.strong_count() > 0);
-        watched.1 = !watched.0.is_empty();
-        if !watched.1 {
-            return;
-        }
-        let images: Vec<_> = watched.0.iter().filter_map(Weak::upgrade).collect();
-        drop(watched);
+        let Some(images) = watched() else { return };
+        let waits = || images.iter().any(|image| image.waits.are_there());
         images.iter().for_each(|image| image.waits.look(image));
+        // What begins from here on sees that this rests, or is seen.
+        RESTS.store(!waits(), SeqCst);
+        if RESTS.load(SeqCst) && waits() {
+            RESTS.store(false, SeqCst);
+        }
+        drop(images);
+        while RESTS.load(SeqCst) {
+            thread::park();
+        }
     }
+}
+
+/// Those that are open; none where there is nothing to be looked at any more.
+fn watched() -> Option<Vec<Arc<Rbd>>> {
+    let mut watched = WATCHED.lock().unwrap_or_else(PoisonError::into_inner);
+    watched.0.retain(|image| image.strong_count() > 0);
+    if watched.0.is_empty() {
+        watched.1 = None;
+        return None;
+    }
+    Some(watched.0.iter().filter_map(Weak::upgrade).collect())
 }
 
 /// Those of one thread, by the keys of their operations; what has ended is in the way of nothing.
@@ -81,6 +105,11 @@ impl Waits {
                 list.iter().flatten().cloned().collect::<Vec<_>>()
             })
             .collect()
+    }
+
+    /// Whether any has not ended, or is not known to have.
+    fn are_there(&self) -> bool {
+        self.told.load(SeqCst) || self.all().iter().any(|request| request.age().is_some())
     }
 
     /// Look at their ages.

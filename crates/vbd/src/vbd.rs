@@ -319,6 +319,12 @@ impl Vbd {
         self.lines.hurry(&self.disk.shared.throttle)
     }
 
+    /// The same where its user ends it, who may do so over and over: limits hold its requests, but let each go a second before its
+    /// time.
+    pub fn leave(&self) -> impl Sized + '_ {
+        self.lines.leave(&self.disk.shared.throttle)
+    }
+
     /// Make every write acknowledged before stable.
     pub async fn flush(&self, io: &Io) -> Result<(), Error> {
         self.health.contain_all(self.within(async |pass| pass.flush(io).await)).await

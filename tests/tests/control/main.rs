@@ -7,6 +7,7 @@ mod copies;
 mod dial;
 mod disks;
 mod encrypted;
+mod ended;
 mod folder;
 mod graph;
 mod judges;

@@ -110,3 +110,36 @@ fn a_server_that_ends_lets_them_go_on() {
     assert!(found[..64 << 10].iter().all(|byte| *byte == 2), "what was held is lost");
     drop(dir);
 }
+
+#[test]
+fn a_file_whose_size_is_asked_for_behind_what_is_held_holds_up_nobody() {
+    let mut empty = Empty::new();
+    empty.add("a", "raw", "1M");
+    let mount = empty.path("file");
+    empty.export("x", "a", "fuse", json!({"mountpoint": mount}));
+    ok(disk(&empty, "pause").arg("a"));
+    let mut load = Command::new("fio");
+    load.args(["--name=x", "--rw=randread", "--direct=1", "--ioengine=libaio", "--iodepth=200"]);
+    load.args(["--bs=4k", "--numjobs=2", "--size=1M", "--io_size=2M", "--filename"]).arg(&mount);
+    let mut load = load.stdout(Stdio::null()).spawn().expect("apt-get install fio");
+    // As many as its threads take at a time.
+    let end = Instant::now() + patience();
+    let (mut before, mut same) = (0, 0);
+    while before == 0 || same < 25 {
+        assert!(Instant::now() < end, "{before} requests wait");
+        std::thread::sleep(Duration::from_millis(20));
+        let now = held(&mut empty.control);
+        same = if now == before { same + 1 } else { 0 };
+        before = now;
+    }
+    fs::File::options()
+        .write(true)
+        .open(empty.path("a"))
+        .expect("the image")
+        .set_len(2 << 20)
+        .expect("its size");
+    empty.server.signal(libc::SIGHUP);
+    ok(disk(&empty, "resume").arg("a"));
+    assert!(load.wait().expect("it ends").success());
+    assert_eq!(fs::metadata(&mount).expect("the file").len(), 2 << 20);
+}

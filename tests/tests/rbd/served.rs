@@ -116,3 +116,37 @@ fn it_is_resized_while_it_is_served() {
     assert!(info.contains(&format!("\"size\":{}", 48 * MIB)), "{info}");
     server.stop();
 }
+
+/// The thread that looks at what waits for the cluster has nothing to look at.
+#[test]
+fn nothing_looks_at_a_disk_that_is_idle() {
+    let Some(cluster) = cluster() else { return };
+    cluster.ok("rbd", &["create", "--size", "16M", "idle"]);
+    let server = cluster.serve("idle", "raw", &[]);
+    cluster.io("idle", &["write -P 6 1M 1M", "flush", "read -P 6 1M 1M"]);
+    let switches = || {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", server.pid())).expect("its threads");
+        let read = |name: &str, task: &std::path::Path| {
+            std::fs::read_to_string(task.join(name)).unwrap_or_default()
+        };
+        let all = tasks.filter_map(|task| Some(task.ok()?.path()));
+        let watches = all.filter(|task| read("comm", task).trim() == "rbd waits");
+        let counts: Vec<String> = watches
+            .map(|task| {
+                read("status", &task).lines().filter(|line| line.contains("voluntary")).collect()
+            })
+            .collect();
+        assert_eq!(counts.len(), 1, "one thread looks");
+        counts
+    };
+    let end = Instant::now() + patience();
+    while {
+        let before = switches();
+        std::thread::sleep(Duration::from_secs(5));
+        before != switches()
+    } {
+        assert!(Instant::now() < end, "it goes on looking");
+    }
+    cluster.io("idle", &["read -P 6 1M 1M"]);
+    server.stop();
+}

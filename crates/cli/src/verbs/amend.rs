@@ -93,7 +93,7 @@ and with encrypt. before it, what can be changed of luks, version 1:
 
 pub(crate) fn run(args: &AmendArgs) -> anyhow::Result<ExitCode> {
     if names::asks_for_help(&args.options) {
-        print!("{HELP}");
+        crate::say::out(HELP);
         return Ok(ExitCode::SUCCESS);
     }
     let Some(file) = &args.file else {
@@ -107,7 +107,7 @@ pub(crate) fn run(args: &AmendArgs) -> anyhow::Result<ExitCode> {
         let successor = amend::forget_successor(file)?;
         if !args.talk.quiet {
             let not = successor.map(|other| format!(", not in {}", other.display()));
-            println!("{} goes on by itself{}", file.display(), not.unwrap_or_default());
+            say!("{} goes on by itself{}", file.display(), not.unwrap_or_default());
         }
         return Ok(ExitCode::SUCCESS);
     }
@@ -134,15 +134,15 @@ pub(crate) fn run(args: &AmendArgs) -> anyhow::Result<ExitCode> {
         }
     }
     let wanted = wanted(&others)?;
-    // What can be wrong with it is, before anything is changed: a secret that opens nothing, too.
     let keyslots = match of_keyslots {
-        true => {
-            let opener = reading.secret.as_ref().map(LazySecret::read).transpose()?;
-            Some(keyslots::plan(file, writing, own.change()?, opener, args.force)?)
-        }
+        true => Some((own.change()?, reading.secret.as_ref().map(LazySecret::read).transpose()?)),
         false => None,
     };
+    // Keys that are derived take long.
     watch::show(args.talk, || {
+        // What can be wrong with it is, before anything is changed: a secret that opens nothing, too.
+        let plan = |(change, opener)| keyslots::plan(file, writing, change, opener, args.force);
+        let keyslots = keyslots.map(plan).transpose()?;
         if format == Format::Qcow2 && (!others.is_empty() || !of_keyslots) {
             amend::amend(file, writing, &wanted, &reading)?;
         }

@@ -140,7 +140,7 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
         if args.quiet {
             return;
         }
-        println!(
+        say!(
             "Sending {} {} requests, {size} bytes each, {} in parallel (starting at offset {}, step size {step})",
             args.count,
             if args.write { "write" } else { "read" },
@@ -148,12 +148,12 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
             args.offset
         );
         if let Some(every) = args.flush_interval {
-            println!("Sending flush every {every} requests");
+            say!("Sending flush every {every} requests");
         }
     };
     let took = bench(&job, &watch::notes(), begins)?;
     if !args.quiet {
-        println!("Run completed in {:.3} seconds.", took.as_secs_f64());
+        say!("Run completed in {:.3} seconds.", took.as_secs_f64());
     }
     Ok(ExitCode::SUCCESS)
 }

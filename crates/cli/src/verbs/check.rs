@@ -120,7 +120,7 @@ pub(crate) fn say(
     quiet: bool,
 ) -> ExitCode {
     let Some(report) = found else {
-        eprintln!("ringtap: {file}: this format has nothing to check");
+        tell!("ringtap: {file}: this format has nothing to check");
         return ExitCode::from(63);
     };
     match output {
@@ -158,34 +158,35 @@ fn print_json(file: &str, format: &str, report: &Report) {
     if !report.messages.is_empty() {
         facts["messages"] = report.messages.clone().into();
     }
-    println!("{}", pretty(&facts).unwrap_or_default());
+    say!("{}", pretty(&facts).unwrap_or_default());
 }
 
 fn print(report: &Report, quiet: bool) {
     for message in &report.messages {
-        eprintln!("{message}");
+        tell!("{message}");
     }
     if quiet {
         return;
     }
     if report.corruptions_fixed + report.leaks_fixed > 0 {
-        println!(
+        say!(
             "repaired: {} leaked clusters, {} errors",
-            report.leaks_fixed, report.corruptions_fixed
+            report.leaks_fixed,
+            report.corruptions_fixed
         );
     }
     if report.is_clean() {
-        println!("No errors were found on the image.");
+        say!("No errors were found on the image.");
     }
     if report.corruptions > 0 {
-        println!(
+        say!(
             "{} errors were found on the image.\n\
              Data may be corrupted, or further writes to the image may corrupt it.",
             report.corruptions
         );
     }
     if report.leaks > 0 {
-        println!(
+        say!(
             "{} leaked clusters were found on the image.\n\
              This means waste of disk space, but no harm to data.",
             report.leaks
@@ -194,7 +195,7 @@ fn print(report: &Report, quiet: bool) {
     let percent = |part: u64, of: u64| part as f64 * 100.0 / of.max(1) as f64;
     let (all, used) = (report.total_clusters, report.allocated_clusters);
     if all > 0 && used > 0 {
-        println!(
+        say!(
             "{used}/{all} = {:.2}% allocated, {:.2}% fragmented, {:.2}% compressed clusters",
             percent(used, all),
             percent(report.fragmented_clusters, used),
@@ -202,7 +203,7 @@ fn print(report: &Report, quiet: bool) {
         );
     }
     if report.image_end > 0 {
-        println!("Image end offset: {}", report.image_end);
+        say!("Image end offset: {}", report.image_end);
     }
 }
 

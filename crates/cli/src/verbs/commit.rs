@@ -74,7 +74,7 @@ pub(crate) fn run(args: &CommitArgs) -> anyhow::Result<ExitCode> {
     let watch: Watcher = work.clone();
     work.ended(commit(&job, &watch))?;
     if !args.talk.quiet {
-        println!("Image committed.");
+        say!("Image committed.");
     }
     Ok(ExitCode::SUCCESS)
 }

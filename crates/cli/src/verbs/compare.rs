@@ -96,7 +96,7 @@ fn images(args: &CompareVerb, one: &Path, other: &Path) -> ExitCode {
     };
     let say = |text: &str| {
         if !args.talk.quiet {
-            println!("{text}");
+            say!("{text}");
         }
     };
     let sizes = pair.sizes();

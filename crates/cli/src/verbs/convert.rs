@@ -129,7 +129,7 @@ pub(crate) fn run(args: &ConvertArgs) -> anyhow::Result<ExitCode> {
         None => Format::Raw,
     });
     if let Some(text) = args.new.help_wanted(format) {
-        print!("{text}");
+        crate::say::out(&text);
         return Ok(ExitCode::SUCCESS);
     }
     let Some((target, sources)) = args.files.split_last().filter(|(_, rest)| !rest.is_empty())

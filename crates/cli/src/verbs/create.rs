@@ -61,7 +61,7 @@ pub(crate) fn run(args: &CreateArgs) -> anyhow::Result<ExitCode> {
         None => Format::Raw,
     });
     if let Some(text) = args.new.help_wanted(format) {
-        print!("{text}");
+        crate::say::out(&text);
         return Ok(ExitCode::SUCCESS);
     }
     let Some(file) = &args.file else {
@@ -70,7 +70,7 @@ pub(crate) fn run(args: &CreateArgs) -> anyhow::Result<ExitCode> {
     let (reading, watch) = (args.sources.reading(), watch::notes());
     let say = |format: Format, size: u64, of: String| {
         if !args.quiet {
-            println!("created {}: {format}, {}{of}", file.display(), human(size));
+            say!("created {}: {format}, {}{of}", file.display(), human(size));
         }
     };
     if let Some(of) = parent_of_clone(args, file) {

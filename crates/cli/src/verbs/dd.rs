@@ -104,7 +104,7 @@ impl Operands {
 pub(crate) fn run(args: &DdArgs) -> anyhow::Result<ExitCode> {
     let output_format = args.output_format.unwrap_or(Format::Raw);
     if let Some(text) = args.new.help_wanted(output_format) {
-        print!("{text}");
+        crate::say::out(&text);
         return Ok(ExitCode::SUCCESS);
     }
     let operands = Operands::parse(&args.operands).map_err(Fault::Usage)?;
@@ -114,9 +114,7 @@ pub(crate) fn run(args: &DdArgs) -> anyhow::Result<ExitCode> {
     if operands.skip > size {
         // As dd(1) has it: told, and nothing is copied.
         let (skip, from) = (operands.skip, operands.from.display());
-        eprintln!(
-            "ringtap: {skip} bytes are to be skipped, and {from} has {size}: nothing is copied"
-        );
+        tell!("ringtap: {skip} bytes are to be skipped, and {from} has {size}: nothing is copied");
     }
     let end = operands.count.map_or(size, |count| begin.saturating_add(count).min(size));
     let recipe = args.new.recipe(&operands.to, Some(output_format), None)?;

@@ -79,7 +79,7 @@ struct Facts {
 pub(crate) fn run(args: &MeasureArgs) -> anyhow::Result<ExitCode> {
     let format = args.output_format;
     if let Some(text) = args.new.help_wanted(format) {
-        print!("{text}");
+        crate::say::out(&text);
         return Ok(ExitCode::SUCCESS);
     }
     let target = args.file.as_deref().unwrap_or(Path::new("."));
@@ -102,12 +102,12 @@ pub(crate) fn run(args: &MeasureArgs) -> anyhow::Result<ExitCode> {
     let found = found?;
     let Measurement { required, fully_allocated, bitmaps } = found;
     match args.output {
-        Output::Json => println!("{}", pretty(&Facts { required, fully_allocated, bitmaps })?),
+        Output::Json => say!("{}", pretty(&Facts { required, fully_allocated, bitmaps })?),
         Output::Text => {
-            println!("required size: {required}");
-            println!("fully allocated size: {fully_allocated}");
+            say!("required size: {required}");
+            say!("fully allocated size: {fully_allocated}");
             if let Some(bitmaps) = bitmaps {
-                println!("bitmaps size: {bitmaps}");
+                say!("bitmaps size: {bitmaps}");
             }
         }
     }

@@ -68,8 +68,8 @@ pub(crate) fn run(args: &PublishArgs) -> anyhow::Result<ExitCode> {
         .map_err(anyhow::Error::msg)
         .with_context(|| format!("cannot publish {} to {}", args.file.display(), args.target))?;
     if !args.talk.quiet {
-        println!("{}", published.name);
-        println!("digest=sha256:{}", hex(&published.digest));
+        say!("{}", published.name);
+        say!("digest=sha256:{}", hex(&published.digest));
     }
     Ok(ExitCode::SUCCESS)
 }

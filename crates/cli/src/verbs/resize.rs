@@ -103,7 +103,7 @@ pub(crate) fn run(args: &ResizeArgs) -> anyhow::Result<ExitCode> {
         end => end?,
     };
     if !args.quiet {
-        println!("{}: {} ({size} bytes)", file.display(), human(size));
+        say!("{}: {} ({size} bytes)", file.display(), human(size));
     }
     Ok(ExitCode::SUCCESS)
 }

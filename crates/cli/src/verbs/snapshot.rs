@@ -84,9 +84,9 @@ pub(crate) fn run(args: &SnapshotArgs) -> anyhow::Result<ExitCode> {
     let list = list(&of, args.force_share)?;
     match args.output {
         _ if args.quiet => {}
-        Output::Json => println!("{:#}", Value::from_iter(list.iter().map(facts))),
+        Output::Json => say!("{:#}", Value::from_iter(list.iter().map(facts))),
         Output::Text if list.is_empty() => {}
-        Output::Text => println!("{}", table(&list)),
+        Output::Text => say!("{}", table(&list)),
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -110,7 +110,7 @@ fn tell(note: &Note) {
     let line = format!("ringtap: {kind}: {note}");
     let mut told = TOLD.lock().unwrap_or_else(PoisonError::into_inner);
     if !told.contains(&line) {
-        eprintln!("{line}");
+        tell!("{line}");
         told.push(line);
     }
 }

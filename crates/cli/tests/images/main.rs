@@ -17,6 +17,7 @@ mod keyslots;
 mod larger;
 mod luks;
 mod measure;
+mod printed;
 mod stop;
 mod vhd;
 

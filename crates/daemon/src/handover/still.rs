@@ -94,7 +94,7 @@ impl Still {
         *lock(&running.handing_over) = Some(vec![]);
         for serving in running.servers.values_mut() {
             serving.transport.hand_over(true);
-            serving.stop.raise();
+            serving.raise();
         }
         for (id, serving) in &mut running.servers {
             if !wait_for(serving, &running.disks, until) {
@@ -227,6 +227,7 @@ impl Still {
             } else if ended.contains(&id) {
                 running.goes_on_late(id);
             } else if let Some(serving) = running.servers.get_mut(&id) {
+                serving.haste = None;
                 match serving.transport.stays(&serving.stop) {
                     true => tracing::info!("{} goes on", serving.transport.title()),
                     // Its end is told.

@@ -27,6 +27,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -166,7 +167,12 @@ pub struct Server {
     made: bool,
     /// Whether the file goes on elsewhere once this stops.
     handing_over: AtomicBool,
+    /// Whether a thread asks for the file's size, and is to ask again.
+    asking: Arc<Mutex<Option<bool>>>,
 }
+
+/// How long the kernel's question for a new size is waited for.
+const ASKED: Duration = Duration::from_millis(500);
 
 impl Server {
     /// A server for what is mounted already.
@@ -175,7 +181,8 @@ impl Server {
         let (shown, modified) = (Mutex::default(), Mutex::default());
         let (mount, tell, handing_over) =
             (Mutex::new(mount), Mutex::default(), AtomicBool::new(false));
-        Server { path, mount, tell, vbd, options, shown, modified, made, handing_over }
+        let asking = Arc::default();
+        Server { path, mount, tell, vbd, options, shown, modified, made, handing_over, asking }
     }
 
     /// Before it serves: its bytes changed then, the last time.
@@ -289,7 +296,8 @@ impl Server {
     }
 
     /// Tell the kernel that the disk's size changed, and have it ask for the new one: who asks the kernel
-    /// later (a loop device, before Linux 6.17) is told what it knows.
+    /// later (a loop device, before Linux 6.17) is told what it knows. The question stands behind requests that are held, by a pause
+    /// or limits: it is waited for no longer than [`ASKED`], for who waits may be the one to let them go.
     pub fn resized(&self) {
         let tell = self.tell.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let Some(device) = tell else { return };
@@ -297,13 +305,43 @@ impl Server {
             Ok(_) => {
                 // Not to keep the connection, should its threads have ended: nobody would answer.
                 drop(device);
-                // It fails where the file was unmounted meanwhile, and nobody knows its size then.
-                let _ = std::fs::metadata(&self.path);
+                self.have_it_asked();
             }
             // Nobody has asked for the size yet, so nobody knows the old one.
             Err(rustix::io::Errno::NOENT) => {}
             Err(error) => {
                 tracing::warn!("cannot tell the kernel of {}'s size: {error}", self.path.display());
+            }
+        }
+    }
+
+    fn have_it_asked(&self) {
+        match &mut *lock(&self.asking) {
+            asking @ None => *asking = Some(false),
+            Some(again) => {
+                *again = true;
+                return;
+            }
+        }
+        let (path, asking) = (self.path.clone(), self.asking.clone());
+        let (told, answered) = channel();
+        let ask = move || {
+            loop {
+                // It fails where the file was unmounted meanwhile, and nobody knows its size then.
+                let _ = std::fs::metadata(&path);
+                let mut asking = lock(&asking);
+                if asking.take() == Some(false) {
+                    break;
+                }
+                *asking = Some(false);
+            }
+            let _ = told.send(());
+        };
+        match std::thread::Builder::new().name("size".into()).spawn(ask) {
+            Ok(_) => _ = answered.recv_timeout(ASKED),
+            Err(error) => {
+                *lock(&self.asking) = None;
+                tracing::warn!("{}: nobody asks for the new size: {error}", self.path.display());
             }
         }
     }

@@ -172,7 +172,8 @@ impl Connection {
             }
             end => tracing::debug!(requests = self.requests.get(), "an NBD client left: {end:?}"),
         }
-        let _hurry = self.vbd.hurry();
+        // Where it is the server that ends, nothing is held.
+        let _hurry = self.vbd.leave();
         self.slots.rest().await;
         // One that cannot is closed, with no answer to what it asks last: it asks again where it connects again.
         let goes_on = handed_over && self.stopping.get().is_none() && self.may_leave;

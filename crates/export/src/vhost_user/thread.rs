@@ -387,7 +387,7 @@ impl Thread {
     /// Wait until every request fetched has been answered, and those that a killed server had fetched; fetch
     /// no more.
     fn drain(&self, tasks: &mut Tasks) -> io::Result<()> {
-        let _hurry = self.vbd.hurry();
+        let _hurry = self.vbd.leave();
         loop {
             if let Err(problem) = self.fetch(tasks, 0) {
                 self.give_up(&problem);

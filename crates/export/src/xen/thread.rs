@@ -217,7 +217,7 @@ impl Thread {
 
     /// End what was fetched; fetch no more.
     fn end(&self, tasks: &mut Tasks) -> io::Result<()> {
-        let _hurry = self.vbd.hurry();
+        let _hurry = self.vbd.leave();
         while !self.queue.is_drained() {
             tasks.run_ready();
             self.publish(tasks);

@@ -23,6 +23,8 @@ pub(crate) struct Lines {
     writes: Line,
     /// Those who want nobody to wait.
     hurries: Cell<u32>,
+    /// Those who want nobody to wait for long.
+    leaves: Cell<u32>,
     /// Whether what is served is charged to a tenant, and what of it has not been brought to it yet.
     charged: Cell<bool>,
     tally: RefCell<Tally>,
@@ -31,21 +33,41 @@ pub(crate) struct Lines {
 /// What a discard counts as, as Linux counts it: no byte is moved.
 const SECTOR: u64 = 512;
 
-/// While it lives the queue's requests are counted and not held: it is about to end.
-pub(crate) struct Hurry<'a>(&'a Lines);
+/// How long before its time a request of a queue that its user ends may go. Who ends one queue after the other gets no more than his
+/// limits by it, and leaves to the others of his group no more than this to pay for.
+const AHEAD: Time = 1_000_000_000;
+
+/// While it lives the queue's requests are not held, or not for long: it is about to end.
+pub(crate) struct Hurry<'a>(&'a Cell<u32>);
+
+impl<'a> Hurry<'a> {
+    fn begin(of: &'a Cell<u32>, throttle: &Throttle) -> Hurry<'a> {
+        of.set(of.get() + 1);
+        throttle.changed().notify();
+        Hurry(of)
+    }
+}
 
 impl Drop for Hurry<'_> {
     fn drop(&mut self) {
-        self.0.hurries.set(self.0.hurries.get() - 1);
+        self.0.set(self.0.get() - 1);
     }
 }
 
 impl Lines {
-    /// Have nobody wait for now.
+    /// Have nobody wait for now: they are counted all the same.
     pub(crate) fn hurry(&self, throttle: &Throttle) -> Hurry<'_> {
-        self.hurries.set(self.hurries.get() + 1);
-        throttle.changed().notify();
-        Hurry(self)
+        Hurry::begin(&self.hurries, throttle)
+    }
+
+    /// Have nobody wait for longer than until [`AHEAD`] of his time.
+    pub(crate) fn leave(&self, throttle: &Throttle) -> Hurry<'_> {
+        Hurry::begin(&self.leaves, throttle)
+    }
+
+    /// How long before its time a request may go.
+    fn ahead(&self) -> Time {
+        if self.leaves.get() > 0 { AHEAD } else { 0 }
     }
 
     /// Wait as long as the limits want a request to.
@@ -66,7 +88,10 @@ impl Lines {
             };
             self.charged.set(line.is_charged());
             let over = || in_haste() || throttle.changes() != changes;
-            if until(io, throttle, due, over).await && paid(io, throttle, share, over).await {
+            let ahead = || self.ahead();
+            if until(io, throttle, due, over, ahead).await
+                && paid(io, throttle, share, over, ahead).await
+            {
                 break;
             }
             if in_haste() {
@@ -91,11 +116,17 @@ fn length(request: &Request) -> u64 {
     if request.kind == Kind::Discard { request.len.min(SECTOR) } else { request.len }
 }
 
-/// Wait for a time; false where something else was `over` before it came.
-async fn until(io: &Io, throttle: &Throttle, due: Time, over: impl Fn() -> bool) -> bool {
+/// Wait for a time, or so long `ahead` of it; false where something else was `over` before that came.
+async fn until(
+    io: &Io,
+    throttle: &Throttle,
+    due: Time,
+    over: impl Fn() -> bool,
+    ahead: impl Fn() -> Time,
+) -> bool {
     loop {
         let changed = throttle.changed().listen();
-        let left = due.saturating_sub(io.now());
+        let left = due.saturating_sub(io.now()).saturating_sub(ahead());
         if left == 0 {
             return true;
         }
@@ -118,11 +149,16 @@ async fn paid(
     throttle: &Throttle,
     share: Option<(Arc<Tenant>, Wait)>,
     over: impl Fn() -> bool,
+    ahead: impl Fn() -> Time,
 ) -> bool {
     let Some((tenant, mut wait)) = share else { return true };
     loop {
         let changed = throttle.changed().listen();
         let Some(nanos) = tenant.still(io.now(), &mut wait) else { return true };
+        let nanos = nanos.saturating_sub(ahead());
+        if nanos == 0 {
+            return true;
+        }
         if over() {
             return false;
         }

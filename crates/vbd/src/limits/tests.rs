@@ -226,6 +226,34 @@ fn a_queue_that_ends_is_not_held_but_counted() {
 }
 
 #[test]
+fn who_ends_over_and_over_has_no_more_than_the_limits_and_the_others_pay_for_a_second() {
+    let (mut tasks, group) = (tasks(0), ThrottleGroup::new(iops(100)));
+    let disks = [Rc::new(vbd()), Rc::new(vbd())];
+    disks.iter().for_each(|disk| disk.set_group(Some(group.clone())));
+    let began = tasks.io().now();
+    let mut all = vec![];
+    for _ in 0..10 {
+        let (client, over) = (Rc::new(disks[0].fork()), Rc::new(Cell::new(false)));
+        let ends = load(&mut tasks, &client, 200, Kind::Read, 4096, &over);
+        run(&mut tasks, SECOND / 10);
+        over.set(true);
+        let leave = client.leave();
+        while ends.borrow().len() < 200 {
+            run(&mut tasks, SECOND / 10);
+        }
+        drop(leave);
+        all.push(ends);
+    }
+    let took = (tasks.io().now() - began) as f64 / SECOND as f64;
+    let served: usize = all.iter().map(|ends| ends.borrow().len()).sum();
+    assert!(served as f64 <= 100.0 * (took + 1.5), "{served} in {took} s");
+    let began = tasks.io().now();
+    let other = load(&mut tasks, &disks[1], 1, Kind::Read, 4096, &Rc::default());
+    run(&mut tasks, 2 * SECOND);
+    assert!(within(&other, began, 2 * SECOND) > 60.0, "it waits for the debt of the other");
+}
+
+#[test]
 fn the_disks_of_a_group_share_its_limits_and_take_turns() {
     let (mut tasks, group, over) = (tasks(70_000), ThrottleGroup::new(iops(1000)), Rc::default());
     let disks = [Rc::new(vbd()), Rc::new(vbd())];
