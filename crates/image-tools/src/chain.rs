@@ -61,6 +61,12 @@ pub struct Layer {
 }
 
 impl Layer {
+    /// Where its data is, if that is in a file of its own.
+    fn data_file(&self) -> Option<PathBuf> {
+        let name = self.header.as_ref()?.data_file()?;
+        Some(beside(&self.path, Path::new(std::ffi::OsStr::from_bytes(name))))
+    }
+
     /// What lies below it is about to change, or another image comes to lie there.
     pub(crate) fn tell_of_snapshots(&self, watch: &Watcher) {
         if !self.snapshots.is_empty() {
@@ -290,9 +296,10 @@ pub fn layers(
     Ok(layers)
 }
 
-/// The files of an image from the top down, for those who only want their names.
+/// The files of an image from the top down, those of its data too, for those who only want their names.
 pub fn files(path: &Path, format: Option<Format>, names: &Names) -> Result<Vec<PathBuf>, Error> {
-    Ok(layers(path, format, true, names)?.into_iter().map(|layer| layer.path).collect())
+    let layers = layers(path, format, true, names)?.into_iter();
+    Ok(layers.flat_map(|layer| [Some(layer.path.clone()), layer.data_file()]).flatten().collect())
 }
 
 /// Write down that an image made or changed here may name that file, and no other.

@@ -74,6 +74,12 @@ pub fn commit(job: &Commit, watch: &Watcher) -> Result<(), Error> {
             }
         }
     };
+    let has_data_file =
+        layers[0].header.as_ref().is_some_and(|header| header.data_file().is_some());
+    if has_data_file && !job.keep && job.base.is_none() {
+        let why = "an image with an external data file cannot be emptied once it is committed: add -d, and remove it then";
+        return Err(Error::Refused(why.into()));
+    }
     let base = &layers[depth];
     layers[..depth].iter().for_each(|layer| layer.tell_of_snapshots(watch));
     let writing = |format| Writing::new(format, job.force_format, &job.reading.names.data_files);

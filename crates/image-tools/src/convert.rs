@@ -7,7 +7,8 @@ use std::sync::Arc;
 use ringtap_image::qcow2::bitmap_directory::flag;
 use ringtap_image::qcow2::{self, BitmapChange, BitmapEntry, Crypt, SnapshotName};
 use ringtap_image::{
-    CacheMode, Container, Format, OpenError, OpenOptions, Place, on_a_ring, open_on, record,
+    CacheMode, Container, Format, OpenError, OpenOptions, Place, is_store, on_a_ring, open_on,
+    record,
 };
 use ringtap_stores::rbd;
 use ringtap_vbd::{Copy, Progress, Vbd, Workers, copy};
@@ -186,8 +187,15 @@ pub fn convert(job: &Convert, watch: &Watcher) -> Result<(), Error> {
         return Err(Error::Usage(why));
     }
     if sources.iter().any(|source| same_file(source, target)) {
-        let why = format!("{} would be read and overwritten at once", target.display());
-        return Err(Error::Usage(why));
+        return Err(read_and_overwritten(target));
+    }
+    for source in sources.iter().filter(|source| !is_store(source)) {
+        // What cannot be found out here is said where it is opened.
+        let files = format_of(source, job.format)
+            .and_then(|(format, _)| chain::files(source, Some(format), &job.reading.names));
+        if files.is_ok_and(|files| files.iter().any(|file| same_file(file, target))) {
+            return Err(read_and_overwritten(target));
+        }
     }
     let parts = parts(job)?;
     let bitmaps = if job.bitmaps == Bitmaps::Leave { vec![] } else { bitmaps_of(job, format)? };
@@ -207,6 +215,13 @@ pub fn convert(job: &Convert, watch: &Watcher) -> Result<(), Error> {
     }
     // What has not changed is in what lies below already.
     let over = if job.since.is_some() { Over::Nothing } else { over_what(job, watch)? };
+    if matches!(over, Over::Image(_)) && from.len() > 1 {
+        let why = "several sources make no overlay: convert them into one image first";
+        return Err(Error::Usage(why.into()));
+    }
+    if let Target::New(new) = &job.into {
+        will_take_bitmaps(job, new, size, &bitmaps)?;
+    }
     let (made, zeroed) = match &job.into {
         Target::Existing { zeroed, .. } => (Made::default(), *zeroed),
         Target::New(new) => {
@@ -256,8 +271,13 @@ pub fn convert(job: &Convert, watch: &Watcher) -> Result<(), Error> {
     Ok(())
 }
 
+fn read_and_overwritten(target: &Path) -> Error {
+    Error::Usage(format!("{} would be read and overwritten at once", target.display()))
+}
+
 fn make(job: &Convert, new: &NewImage, size: u64, watch: &Watcher) -> Result<Made, Error> {
     let mut new = new.clone();
+    new.spares_what_lies_below(&job.target, &job.reading)?;
     if job.compress {
         new.can_be_compressed()?;
     }
@@ -306,37 +326,63 @@ fn bitmaps_of(job: &Convert, target: Format) -> Result<Vec<BitmapEntry>, Error> 
     }
 }
 
-/// Whether the target, which is there by now, can get these bitmaps.
+/// Whether the image that is to be made can get these bitmaps.
+fn will_take_bitmaps(
+    job: &Convert,
+    new: &NewImage,
+    size: u64,
+    bitmaps: &[BitmapEntry],
+) -> Result<(), Error> {
+    let FormatOptions::Qcow2 { own, .. } = &new.options else { return Ok(()) };
+    if own.version < 3 && !bitmaps.is_empty() {
+        let why = "version 2 has none: make it with compat=1.1, or leave --bitmaps out";
+        return Err(without_bitmaps(job, why));
+    }
+    let size = new.size.unwrap_or(size);
+    have_one_size(job, size.checked_next_multiple_of(512).unwrap_or(size), bitmaps)
+}
+
+/// Whether the target, which is there, can get these bitmaps.
 fn takes_bitmaps(job: &Convert, bitmaps: &[BitmapEntry]) -> Result<(), Error> {
-    let (Some(source), false) = (job.sources.first(), bitmaps.is_empty()) else { return Ok(()) };
-    let look = |path: &Path| chain::layer(path, Some(Format::Qcow2), true);
-    let (from, to) = (look(source)?, look(&job.target)?);
-    let refused = |why: String| {
-        let target = job.target.display();
-        Err(Error::Refused(format!("bitmaps cannot be copied to {target}: {why}")))
-    };
-    let (Some(old), Some(new)) = (&from.header, &to.header) else { return Ok(()) };
+    if bitmaps.is_empty() {
+        return Ok(());
+    }
+    let to = chain::layer(&*job.target, Some(Format::Qcow2), true)?;
+    let Some(new) = &to.header else { return Ok(()) };
     if new.version < 3 {
-        return refused(
-            "version 2 has none: amend it to compat=1.1, or leave --bitmaps out".into(),
-        );
+        let why = "version 2 has none: amend it to compat=1.1, or leave --bitmaps out";
+        return Err(without_bitmaps(job, why));
     }
-    if old.size != new.size {
-        return refused(format!(
-            "its disk has {} bytes, and that of {} has {}: take one of that size, or leave --bitmaps out",
-            new.size,
-            source.display(),
-            old.size
-        ));
-    }
+    have_one_size(job, new.size, bitmaps)?;
     let taken = bitmaps.iter().find(|it| to.bitmaps.iter().any(|there| there.name == it.name));
-    match taken {
-        Some(bitmap) => refused(format!(
+    taken.map_or(Ok(()), |bitmap| {
+        let why = format!(
             "it has a bitmap {:?} already: remove that with bitmap --remove, or leave --bitmaps out",
             bitmap.name
-        )),
+        );
+        Err(without_bitmaps(job, &why))
+    })
+}
+
+/// That the target's disk has as many bytes as the one that the bitmaps are of.
+fn have_one_size(job: &Convert, size: u64, bitmaps: &[BitmapEntry]) -> Result<(), Error> {
+    let (Some(source), false) = (job.sources.first(), bitmaps.is_empty()) else { return Ok(()) };
+    let from = chain::layer(&**source, Some(Format::Qcow2), true)?;
+    match from.header.filter(|old| old.size != size) {
         None => Ok(()),
+        Some(old) => {
+            let why = format!(
+                "its disk has {size} bytes, and that of {} has {}: take one of that size, or leave --bitmaps out",
+                source.display(),
+                old.size
+            );
+            Err(without_bitmaps(job, &why))
+        }
     }
+}
+
+fn without_bitmaps(job: &Convert, why: &str) -> Error {
+    Error::Refused(format!("bitmaps cannot be copied to {}: {why}", job.target.display()))
 }
 
 /// Copy bitmaps into an image that is whole but for them, all at once.
@@ -501,10 +547,6 @@ fn write(
         Over::Layer(depth) => (0..depth, None),
         Over::Image(base) => (0..u32::MAX, Some(base)),
     };
-    if base.is_some() && from.len() > 1 {
-        let why = "several sources make no overlay: convert them into one image first";
-        return Err(Error::Refused(why.into()));
-    }
     let usual = if job.cache.direct() { DIRECT } else { CACHED };
     let workers = match (compress, job.parallel) {
         (Some(_), None) => Workers::of_all(PER_PROCESSOR),

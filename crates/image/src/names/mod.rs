@@ -24,6 +24,20 @@ pub use error::NameError;
 use crate::place::path_of;
 use crate::{Container, Format, OpenError, OpenOptions, Place, foreign_name, probe, record};
 
+/// Whether a name would be taken for that of something else than a file, by QEMU, too: what stands before its first colon.
+fn names_a_protocol(name: &[u8]) -> bool {
+    let colon = name.iter().position(|byte| *byte == b':');
+    colon.is_some_and(|at| !name.get(..at).unwrap_or_default().contains(&b'/'))
+}
+
+/// Whether an image that names a file so can be opened.
+pub fn is_understood(name: &Path) -> bool {
+    let bytes = name.as_os_str().as_bytes();
+    let path = bytes.strip_prefix(b"file:").unwrap_or(bytes);
+    is_store(name)
+        || !names_a_protocol(path) && (path.len() < bytes.len() || foreign_name(bytes).is_none())
+}
+
 /// What a file is to the image that names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
@@ -194,8 +208,7 @@ impl Sought<'_> {
             return Err(refused(&self.image, name, why));
         }
         let bytes = bytes.strip_prefix(b"file:").unwrap_or(bytes);
-        let protocol = bytes.iter().position(|byte| *byte == b':');
-        if protocol.is_some_and(|at| !bytes.get(..at).unwrap_or_default().contains(&b'/')) {
+        if names_a_protocol(bytes) {
             return Err(refused(&self.image, name, "only a file's path is understood"));
         }
         Ok(PathBuf::from(OsStr::from_bytes(bytes)))

@@ -159,7 +159,13 @@ impl Shared {
             if start + need >= end {
                 return Err(Error::Full);
             }
-            let emptied = container.punch(io, start << bits, (end - start) << bits).await;
+            let align = u64::from(container.traits().logical_block_size)
+                .max(container.traits().request_alignment);
+            // Clusters may be smaller than a device's sectors.
+            let emptied = match (start << bits | end << bits) % align {
+                0 => container.punch(io, start << bits, (end - start) << bits).await,
+                _ => Err(Error::Unsupported),
+            };
             self.state().space.tail_is_fresh = match emptied {
                 Ok(()) => true,
                 Err(Error::Unsupported) => false,

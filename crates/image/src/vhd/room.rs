@@ -2,7 +2,8 @@
 //!
 //! A file grows ahead of need, so that no write extends it. What is new reads as zeros, so a block of
 //! a dynamic VHD is taken as a whole: its bitmap is all ones, and a write to it has nothing more to
-//! note. Over a parent, or on a device, bits are set one by one.
+//! note. So it is on a device, where room is made zeros before: QEMU looks at no bitmap. Over a parent bits are set one by
+//! one.
 //!
 //! Blocks lie on a grid of [`Shared::pitch`] bytes that begins where the used part ends, each behind
 //! its bitmap. While the file grows, the footer at its end stands on that grid too, at the end of a page;
@@ -23,6 +24,8 @@ use crate::{Allocation, Container, Error};
 
 /// The file grows by as much as it has, within a block and this.
 const STEP: u64 = 64 << 20;
+/// So many blocks of a device are made zeros at once.
+const CLEANED: u64 = 4;
 /// Where the table's 32-bit sector numbers end.
 const FILE_MOST: u64 = (header::UNUSED as u64) * SECTOR;
 
@@ -34,6 +37,8 @@ pub(super) struct Room {
     next: u64,
     /// Where the room ends that the file has.
     end: u64,
+    /// Up to where what a device held there has made way for zeros.
+    clean: u64,
     /// The file is as long as its last writer left it: there may be anything behind the last block.
     untouched: bool,
     growing: bool,
@@ -97,6 +102,7 @@ impl Room {
             data_end,
             next,
             end,
+            clean: if regular { u64::MAX } else { next },
             untouched: regular,
             growing: false,
             tail,
@@ -233,9 +239,13 @@ impl Shared {
             room.growing = true;
             return Ok(Err(Found::Grow));
         }
+        let clean = room.next + self.pitch() <= room.clean || self.sabotaged(Sabotage::RoomIsZeros);
+        let fresh = !self.parent.is_there();
+        if fresh && !clean {
+            room.growing = true;
+            return Ok(Err(Found::Grow));
+        }
         let place = room.next + self.lead() - self.header.bitmap_size();
-        let zeros = regular || self.sabotaged(Sabotage::RoomIsZeros);
-        let fresh = zeros && !self.parent.is_there();
         room.next += self.pitch();
         room.data_end = place + self.header.bitmap_size() + self.block_size();
         room.pending.insert(block, Pending { place, fresh, stained: false });
@@ -245,9 +255,35 @@ impl Shared {
         Ok(Ok((place, fresh)))
     }
 
+    /// Have zeros in a device where the next blocks will be.
+    async fn clean(&self, io: &Io) -> Result<(), Error> {
+        let (next, end) = {
+            let room = self.room();
+            (room.next, room.end)
+        };
+        let blocks = ((end - next) / self.pitch()).min(CLEANED);
+        let (mut at, end) = (next, next + blocks * self.pitch());
+        match self.container.zero_range(io, at, end - at).await {
+            Ok(()) => at = end,
+            Err(Error::Unsupported) => {}
+            Err(error) => return Err(error),
+        }
+        let zeros = vec![0; 1 << 20];
+        while at < end {
+            let len = (end - at).min(zeros.len() as u64);
+            self.container.write(io, at, &zeros[..len as usize]).await?;
+            at += len;
+        }
+        self.room().clean = end;
+        Ok(())
+    }
+
     /// Make the file longer, with a footer at its new end.
     async fn grow(&self, io: &Io) -> Result<(), Error> {
         let container = &self.container;
+        if !container.traits().regular {
+            return self.clean(io).await;
+        }
         let (next, end, untouched) = {
             let room = self.room();
             (room.next, room.end, room.untouched)
