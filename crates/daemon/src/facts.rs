@@ -1,6 +1,7 @@
 //! What is told about the disks: where they are served, and what they have served.
 
 use std::io::Write as _;
+use std::path::PathBuf;
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use ringtap_image::CacheMode;
@@ -48,18 +49,27 @@ pub(crate) struct Ready<'a> {
     not_served: &'a [NotServed],
 }
 
-/// A disk that could not be served.
+/// A disk that could not be served, or a file of the folder of disks that describes none.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct NotServed {
-    disk: String,
-    name: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    disk: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    file: Option<String>,
     error: String,
 }
 
 impl NotServed {
     pub(crate) fn new(LeftOut { disk, error, .. }: &LeftOut) -> NotServed {
-        let path = disk.path.display().to_string();
-        NotServed { disk: path, name: disk.name.clone(), error: error.to_string() }
+        let (path, name) = (disk.path.display().to_string(), disk.name.clone());
+        NotServed { disk: Some(path), name: Some(name), file: None, error: error.to_string() }
+    }
+
+    pub(crate) fn of_file((file, what): (&PathBuf, &String)) -> NotServed {
+        let (file, error) = (Some(file.display().to_string()), what.clone());
+        NotServed { disk: None, name: None, file, error }
     }
 }
 

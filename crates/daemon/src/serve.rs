@@ -293,7 +293,9 @@ fn let_go_of_disks(running: &Running) {
 fn announce(running: &Running) {
     let facts: Vec<DiskFacts> = running.disks.values().map(|disk| disk.facts.clone()).collect();
     running.disks.values().for_each(tell_where);
-    let not_served: Vec<NotServed> = running.left_out.iter().map(NotServed::new).collect();
+    let disks = running.left_out.iter().map(NotServed::new);
+    let not_served = disks.chain(running.looked.wrong.iter().map(NotServed::of_file));
+    let not_served: Vec<NotServed> = not_served.collect();
     say_ready(running.config.announce, &facts, &not_served);
     say_status(running);
 }

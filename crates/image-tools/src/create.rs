@@ -9,15 +9,15 @@ use std::str::FromStr;
 use ringtap_image::qcow2::{self, CreateOptions};
 use ringtap_image::{
     CacheMode, Container, Format, OpenOptions, Place, RestartLog, Role, Secret, UnknownFormat,
-    is_store, is_understood, limit_of_length, luks, on_a_ring, probe, record, vhd,
+    is_store, limit_of_length, luks, on_a_ring, probe, record, vhd,
 };
 use ringtap_io::Io;
 use ringtap_stores::rbd;
 
 use crate::error::Tried;
-use crate::files::{beside, is_null, same_file};
+use crate::files::beside;
 use crate::held::{Content, write};
-use crate::{Doing, Error, LazySecret, Reading, Watcher, chain, format_of, info, opening};
+use crate::{Doing, Error, LazySecret, Reading, Watcher, chain, format_of, info, opening, spared};
 
 /// What is noted as being at work on an image until it is made.
 const VERB: &str = "create";
@@ -151,16 +151,6 @@ impl FormatOptions {
     }
 }
 
-/// That an image which names a file so can be opened afterwards.
-pub(crate) fn understood(what: &str, name: &str) -> Result<(), Error> {
-    match is_understood(Path::new(name)) || is_null(Path::new(name)) {
-        true => Ok(()),
-        false => Err(Error::Usage(format!(
-            "the {what} {name:?}: what stands before a colon is read as a protocol: write ./{name}, if it is a file"
-        ))),
-    }
-}
-
 impl BackingFile {
     /// The image that `name` means within `image`; its format must be known, by being named or recorded.
     pub fn find(
@@ -169,7 +159,7 @@ impl BackingFile {
         format: Option<NamedFormat>,
     ) -> Result<BackingFile, Error> {
         let path = beside(image, Path::new(&name));
-        understood("backing file", &name)?;
+        spared::understood("backing file", &name)?;
         let known = format.or_else(|| record::format(&path).map(NamedFormat::from));
         let Some(NamedFormat { format, name: format_name }) = known else {
             let looks = match format_of(&path, None) {
@@ -316,41 +306,6 @@ impl NewImage {
         };
         let why = format!("-c and {against} do not go together: leave one of them out");
         Err(Error::Usage(why))
-    }
-
-    /// That making it at `path` overwrites none of the images below it, nor its own header by its data.
-    pub(crate) fn spares_what_lies_below(
-        &self,
-        path: &Path,
-        reading: &Reading,
-    ) -> Result<(), Error> {
-        let data = match &self.options {
-            FormatOptions::Qcow2 { own, .. } => own.data_file.as_deref(),
-            _ => None,
-        };
-        if let Some(name) = data {
-            understood("data file", name)?;
-        }
-        let data = data.map(|name| beside(path, Path::new(name)));
-        if data.as_ref().is_some_and(|data| data == path || same_file(data, path)) {
-            return Err(Error::usage("an image cannot be its own data file"));
-        }
-        let Some(backing) = self.backing.as_ref().filter(|it| !is_store(&it.path)) else {
-            return Ok(());
-        };
-        let mut below = vec![backing.path.clone()];
-        // Where they cannot be found out nobody can read them, either.
-        if let Ok(files) = chain::files(&backing.path, Some(backing.format), &reading.names) {
-            below.extend(files);
-        }
-        let lost = |file: &&Path| below.iter().any(|one| same_file(one, file));
-        match [Some(path), data.as_deref()].into_iter().flatten().find(lost) {
-            None => Ok(()),
-            Some(file) => Err(Error::Usage(format!(
-                "{} lies below the image that is to be made, which would overwrite it: give the image another name",
-                file.display()
-            ))),
-        }
     }
 
     /// The size, from the backing file where none is given.

@@ -65,6 +65,7 @@ pub mod rebase;
 pub mod resize;
 mod secret;
 pub mod snapshot;
+mod spared;
 mod unfinished;
 mod waiting;
 mod watch;

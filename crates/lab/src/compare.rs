@@ -129,7 +129,9 @@ pub fn report(args: &ReportArgs) -> anyhow::Result<ExitCode> {
         };
         return changes(before, after, args);
     }
-    if let [run] = runs[..] {
+    if let Some(run) =
+        runs.first().filter(|_| runs.len() == 1 && (args.out.is_none() || !args.with.is_empty()))
+    {
         if args.with.is_empty() {
             show(run, args.output)?;
             return Ok(ExitCode::SUCCESS);

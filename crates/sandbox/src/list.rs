@@ -1,6 +1,6 @@
 //! What the operator lets a server have: said to the broker before the walls are up, and never after.
 
-use std::io;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use crate::call::{Call, What, as_path};
@@ -66,7 +66,7 @@ impl List {
         if known + self.listen.len() + self.dial.len() >= MOST {
             return false;
         }
-        let path = || absolute(as_path(line.first)).ok();
+        let path = || absolute_one_day(as_path(line.first)).ok();
         let place = || {
             let host = String::from_utf8(line.first.to_vec()).ok()?;
             Some((host, u16::try_from(line.numbers[1]).ok()?))
@@ -136,6 +136,23 @@ pub(crate) fn absolute(path: &Path) -> io::Result<PathBuf> {
     }
 }
 
+/// The same of one whose folders may be missing yet. Should a link stand for one of them then, it leads to another place, which is
+/// not allowed.
+fn absolute_one_day(path: &Path) -> io::Result<PathBuf> {
+    let full = std::path::absolute(path)?;
+    let mut missing = vec![];
+    let mut there = &*full;
+    loop {
+        match (absolute(there), there.parent(), there.file_name()) {
+            (Err(error), Some(folder), Some(name)) if error.kind() == ErrorKind::NotFound => {
+                missing.push(name);
+                there = folder;
+            }
+            (found, ..) => return Ok(missing.iter().rev().fold(found?, |at, name| at.join(name))),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -179,5 +196,15 @@ mod tests {
         let out = absolute(&real.join("../link/..")).expect("found");
         assert!(!out.starts_with(&real), "{out:?}");
         assert!(absolute(&dir.path().join("none/s")).is_err());
+        // What is allowed may come later, and where it was said alone.
+        let later = dir.path().join("link/none/deeper/s");
+        let mut list = List::default();
+        let line = Call::path(What::Allow, &later).number(SOCKET);
+        assert!(list.take(&line), "a folder that is missing");
+        std::fs::create_dir_all(real.join("none/deeper")).expect("made");
+        assert!(list.has_socket(&absolute(&later).expect("found")));
+        std::fs::remove_dir(real.join("none/deeper")).expect("removed");
+        std::os::unix::fs::symlink("/tmp", real.join("none/deeper")).expect("a link");
+        assert!(!list.has_socket(&absolute(&later).expect("found")));
     }
 }

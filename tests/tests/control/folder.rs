@@ -1,8 +1,9 @@
 //! Disks described by files: read at the start and on SIGHUP, and written where `--persist` says so.
 
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use ringtap_tests::{Control, Server, patience, program, ringtap};
@@ -433,4 +434,25 @@ fn a_disk_that_goes_on_in_an_encrypted_image_is_kept_with_its_secret() {
     let nodes = control.ok("query-named-block-nodes", json!({}));
     assert_eq!((&nodes[0]["drv"], &nodes[0]["file"]), (&json!("luks"), &json!(b)));
     server.stop();
+}
+
+#[test]
+fn files_that_describe_nothing_are_told_of_as_json() {
+    let place = Place::new();
+    let image = place.make("a", "raw");
+    place.write("good.toml", &format!("image = {image:?}\nformat = \"raw\"\n"));
+    place.write("bad.toml", "nonsense = 1\n");
+    let (control, disks) = (format!("unix:{}", place.text("control")), place.text("disks"));
+    let mut server = Command::new(ringtap());
+    server.args(["daemon", "--control", &control, "--disks", &disks, "--output", "json"]);
+    let mut server = server.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("ringtap");
+    let mut line = String::new();
+    BufReader::new(server.stdout.take().expect("its words")).read_line(&mut line).expect("a line");
+    let _ = server.kill();
+    let _ = server.wait();
+    let told: Value = serde_json::from_str(&line).expect("JSON");
+    let left = told["not_served"].as_array().expect("a list");
+    assert_eq!(left.len(), 1, "{told}");
+    assert!(left[0]["file"].as_str().is_some_and(|file| file.ends_with("bad.toml")), "{told}");
+    assert!(left[0]["error"].as_str().is_some_and(|why| why.contains("nonsense")), "{told}");
 }

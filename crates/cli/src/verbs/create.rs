@@ -10,6 +10,7 @@ use ringtap_image_tools::{self as tools, rbd};
 use super::bar::{Bar, Talk};
 use super::info::human;
 use super::source::Sources;
+use super::stop::Unmade;
 use super::target::NewImage;
 use super::watch;
 use crate::manual::{EXIT, Section};
@@ -86,6 +87,7 @@ pub(crate) fn run(args: &CreateArgs) -> anyhow::Result<ExitCode> {
     recipe.size = args.size.or(recipe.size);
     let new = recipe.read(args.new.secret().or(reading.secret.clone()))?;
     // Room that is written, and keys that are derived, take long.
+    let _watch = Unmade::watch(new.files(file))?;
     let bar = Bar::ticking(Talk::unasked(args.quiet));
     let made = tools::create::create(file, &new, args.unsafely, &reading, &watch);
     drop(bar);

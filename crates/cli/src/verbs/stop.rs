@@ -1,12 +1,16 @@
 //! Ctrl-C and SIGTERM while an image is written: the copy ends after the pieces under way, so that what
 //! is left can be put in order, and then the process ends as the signal would have ended it.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
 use anyhow::Context;
+use ringtap_image::is_store;
 use ringtap_vbd::Progress;
 use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::exfiltrator::SignalOnly;
+use signal_hook::iterator::{Handle, SignalsInfo};
 use signal_hook::{flag, low_level};
 
 /// A signal asked for the end before there was one.
@@ -50,5 +54,41 @@ impl Signals {
     /// That it was one of them.
     pub(crate) fn stopped(&self) -> Stopped {
         Stopped { signal: self.which.load(SeqCst) as i32 }
+    }
+}
+
+/// Files of which those that are new go where a signal ends the process while they are made.
+pub(crate) struct Unmade {
+    signals: Handle,
+}
+
+impl Unmade {
+    /// From now on, until this is dropped.
+    pub(crate) fn watch(files: Vec<PathBuf>) -> anyhow::Result<Unmade> {
+        let (new, old): (Vec<_>, Vec<_>) =
+            files.into_iter().partition(|file| !is_store(file) && file.symlink_metadata().is_err());
+        let mut come = SignalsInfo::<SignalOnly>::new([SIGINT, SIGTERM])
+            .context("cannot watch for signals")?;
+        let signals = come.handle();
+        std::thread::Builder::new()
+            .name("signals".into())
+            .spawn(move || {
+                let Some(signal) = come.forever().next() else { return };
+                new.iter().for_each(|file| _ = std::fs::remove_file(file));
+                let stopped = Stopped { signal };
+                tell!("ringtap: {stopped}");
+                old.iter().for_each(|file| {
+                    tell!("ringtap: {} is not whole: make it again", file.display())
+                });
+                stopped.pass_on();
+            })
+            .context("cannot watch for signals")?;
+        Ok(Unmade { signals })
+    }
+}
+
+impl Drop for Unmade {
+    fn drop(&mut self) {
+        self.signals.close();
     }
 }

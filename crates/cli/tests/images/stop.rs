@@ -159,3 +159,38 @@ fn a_commit_that_is_stopped_loses_nothing() {
     bench.ok("ringtap commit -q over.qcow2");
     bench.same("was.raw", "base.qcow2");
 }
+
+#[test]
+fn making_an_image_that_is_stopped_leaves_nothing_that_was_not_there() {
+    let bench = Bench::new();
+    bench.ok("ringtap create -q -f raw old.raw 1M");
+    for (line, file, signal) in [
+        ("-f raw -o preallocation=full new.raw 8G", "new.raw", Signal::INT),
+        ("-f qcow2 -o preallocation=full new.qcow2 8G", "new.qcow2", Signal::TERM),
+        (
+            "-f qcow2 -o preallocation=full,data_file=data.raw new.qcow2 8G",
+            "new.qcow2",
+            Signal::INT,
+        ),
+        ("-f raw -o preallocation=full old.raw 8G", "old.raw", Signal::INT),
+    ] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ringtap"));
+        command.arg("create").args(line.split(' ')).current_dir(bench.path(""));
+        let mut child =
+            command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("begun");
+        let said = BufReader::new(child.stderr.take().expect("its errors"));
+        // Until something of it is there.
+        let end = Instant::now() + Duration::from_secs(60);
+        let place = bench.path(if line.contains("data.raw") { "data.raw" } else { file });
+        while !place.metadata().is_ok_and(|facts| facts.len() > 2 << 20) {
+            assert!(Instant::now() < end, "{line}: it does not begin");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        let said = stop((child, said), signal);
+        assert!(said.contains("stopped by SIG"), "{said}");
+        assert_eq!(bench.path(file).exists(), file == "old.raw", "{line}: {said}");
+        assert!(!bench.path("data.raw").exists(), "{said}");
+    }
+    let said = bench.ends("ringtap compare -f raw old.raw old.raw", 2);
+    assert!(said.contains("not whole"), "{said}");
+}

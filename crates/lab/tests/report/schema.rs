@@ -51,3 +51,22 @@ fn a_run_of_a_later_schema_is_refused_in_a_sentence() {
     let said = format!("has schema {}, made by version 9.9", SCHEMA + 1);
     assert!(error.contains(&said) && error.contains("a later one"), "{error}");
 }
+
+#[test]
+fn the_report_of_one_run_goes_where_it_is_told_to_and_the_run_stays_as_it_was() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = write(dir.path(), "run", &record(3, State::Complete), &samples(3));
+    let list = |path: &Path| {
+        let mut names: Vec<_> =
+            std::fs::read_dir(path).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        names.sort();
+        names
+    };
+    let (before, out) = (list(&run), dir.path().join("elsewhere"));
+    let mut report = std::process::Command::new(env!("CARGO_BIN_EXE_ringtap-lab"));
+    report.arg("report").arg(&run).arg("--out").arg(&out);
+    let ended = report.output().unwrap();
+    assert!(ended.status.success(), "{ended:?}");
+    assert!(out.join("report.html").exists());
+    assert_eq!(list(&run), before);
+}
