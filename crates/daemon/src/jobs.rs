@@ -74,7 +74,7 @@ impl Entry {
         match (self.state.with(|known| known.concluded), progress.phase) {
             (true, _) => JobStatus::Concluded,
             (_, Phase::Pending) => JobStatus::Pending,
-            (_, Phase::Ending) => JobStatus::Waiting,
+            (_, Phase::Ending) if !progress.paused => JobStatus::Waiting,
             (_, Phase::Ready) if progress.paused => JobStatus::Standby,
             _ if progress.paused => JobStatus::Paused,
             (_, Phase::Waiting) => JobStatus::Created,

@@ -23,6 +23,8 @@ pub enum Error {
     Unsupported,
     /// A panic has stopped the disk.
     Stopped,
+    /// What was written may be lost, and no flush could tell any more.
+    Lost,
 }
 
 impl Error {
@@ -43,7 +45,7 @@ impl Error {
             Error::Range => libc::EINVAL,
             Error::ReadOnly => libc::EROFS,
             Error::Full => libc::ENOSPC,
-            Error::Corrupt | Error::Stopped => libc::EIO,
+            Error::Corrupt | Error::Stopped | Error::Lost => libc::EIO,
             Error::Unsupported => libc::EOPNOTSUPP,
         }
     }
@@ -59,6 +61,9 @@ impl std::fmt::Display for Error {
             Error::Corrupt => f.write_str("the image contradicts itself"),
             Error::Unsupported => f.write_str("not supported by this image or its file system"),
             Error::Stopped => f.write_str("the disk was stopped by an error of Ringtap itself"),
+            Error::Lost => f.write_str(
+                "what was written may be lost, for a flush through the page cache has failed; open the image anew",
+            ),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Targets of copies that are slow or fail as they are made stable, or answer nothing any more.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
@@ -8,10 +8,11 @@ use std::sync::{Arc, Mutex};
 use ringtap_image::{
     Allocation, Boxed, CacheMode, Container, Discard, Extent, Image, Info, Raw, Status, Traits,
 };
-use ringtap_io::{Io, Tasks};
+use ringtap_io::{File, Io, Tasks};
 use ringtap_sim::{Disk, Sim};
 use ringtap_vbd::{
-    Action, Backup, Ending, Error, Job, Mirror, MirrorError, OnError, OnErrors, Trouble, Vbd,
+    Action, Backup, Ending, Error, Job, Mirror, MirrorError, OnError, OnErrors, Phase, Trouble,
+    Vbd, Wrongs,
 };
 
 const SIZE: u64 = 64 << 10;
@@ -26,8 +27,8 @@ enum Target {
     Paused,
     /// It never ends, and nor does anything after it.
     Silent,
-    /// It fails, and those after it do not: what was written is lost.
-    Failing,
+    /// It fails with that, and those after it do not: what was written is lost.
+    Failing(Error),
 }
 
 /// An image whose first flush is not as others.
@@ -35,6 +36,9 @@ struct Held {
     image: Box<dyn Image>,
     target: Target,
     flushed: Arc<AtomicBool>,
+    /// Where it lies, for what is lost.
+    disk: Disk,
+    file: File,
 }
 
 impl Held {
@@ -50,7 +54,8 @@ impl Image for Held {
 
     fn fork(&self) -> Box<dyn Image> {
         let (image, flushed) = (self.image.fork(), self.flushed.clone());
-        Box::new(Held { image, target: self.target, flushed })
+        let (target, disk, file) = (self.target, self.disk.clone(), self.file);
+        Box::new(Held { image, target, flushed, disk, file })
     }
 
     fn map(&self, offset: u64, len: u64) -> Extent<'_> {
@@ -76,7 +81,10 @@ impl Image for Held {
                 match self.target {
                     Target::Slow | Target::Paused => io.sleep(600 * SECOND).await,
                     Target::Silent => std::future::pending().await,
-                    Target::Failing => return Err(Error::Os(libc::EIO)),
+                    Target::Failing(error) => {
+                        self.disk.poke(self.file, 0, &[0xee; SIZE as usize]);
+                        return Err(error);
+                    }
                 }
             }
             self.image.flush(io).await
@@ -102,21 +110,23 @@ impl Image for Held {
     }
 }
 
-/// How a job ends whose target is like that, and after how many seconds.
-fn ended<F>(target: Target, limit: u64, job: F) -> (Result<(), MirrorError>, u64)
+/// How a job ends whose target is like that, after how many seconds, and whether that is a copy.
+fn ended<F>(target: Target, limit: u64, job: F) -> (Result<(), MirrorError>, u64, bool)
 where
     F: AsyncFnOnce(&Io, Vbd, Vbd, u64) -> Result<(), MirrorError> + 'static,
 {
     let disk = Disk::new(512);
     let mut tasks = Tasks::new(Box::new(Sim::new(&disk, 5)));
-    let raw = || -> Box<dyn Image> {
+    let raw = |file| -> Box<dyn Image> {
         let (request_alignment, memory_alignment) = (512, 512);
         let traits = Traits { request_alignment, memory_alignment, ..Traits::FILE };
-        Box::new(Raw::new(Container::simulated(disk.add_file(SIZE, 512), SIZE, traits)))
+        Box::new(Raw::new(Container::simulated(file, SIZE, traits)))
     };
-    let from = Vbd::new(raw(), CacheMode::None);
+    let [source, file] = [(); 2].map(|()| disk.add_file(SIZE, 512));
+    disk.poke(source, 0, &[1; SIZE as usize]);
+    let from = Vbd::new(raw(source), CacheMode::None);
     let flushed = Arc::<AtomicBool>::default();
-    let to = Held { image: raw(), target, flushed: flushed.clone() };
+    let to = Held { image: raw(file), target, flushed: flushed.clone(), disk: disk.clone(), file };
     let to = Vbd::new(Box::new(to), CacheMode::None);
     if target == Target::Paused {
         let (disk, io) = (to.disk().clone(), tasks.io().clone());
@@ -139,8 +149,10 @@ where
     // What is silent never ends.
     for _ in 0..10_000 {
         tasks.run_ready();
-        if let Some(end) = end.take() {
-            return end;
+        if let Some((end, after)) = end.take() {
+            let mut copy = [0; SIZE as usize];
+            disk.peek(file, 0, &mut copy);
+            return (end, after, copy == [1; SIZE as usize]);
         }
         let waits = tasks.io().in_flight() > 0;
         tasks.turn(waits).expect("the simulation runs");
@@ -162,36 +174,116 @@ async fn mirror(io: &Io, from: Vbd, to: Vbd, limit: u64) -> Result<(), MirrorErr
     mirror.run(io, &Job::new(), Ending::Copy, still).await.map(drop)
 }
 
-/// What was written is lost, perhaps: no policy has it made stable once more, which would go well.
+const EIO: Error = Error::Os(libc::EIO);
+
+/// A job of which is heard what it meets; it is resumed when it pauses.
+fn heard(io: &Io) -> (Job, Arc<Mutex<Vec<Trouble>>>) {
+    let (job, heard) = (Job::new(), Arc::<Mutex<Vec<Trouble>>>::default());
+    let own = heard.clone();
+    job.hear_trouble(move |trouble| own.lock().expect("nobody panics").push(trouble));
+    let (own, resumed) = (io.clone(), job.clone());
+    io.spawn_beside(async move {
+        while !matches!(resumed.progress().phase, Phase::Done | Phase::Failed) {
+            own.sleep(SECOND).await;
+            if resumed.progress().paused {
+                resumed.resume();
+            }
+        }
+    });
+    (job, heard)
+}
+
+type End = (Result<(), MirrorError>, u64, bool);
+
+/// How a mirror ends whose target fails so, and what is heard of it.
+fn mirrored(error: Error, target: OnError, wrongs: Wrongs) -> (End, Vec<Trouble>) {
+    let told = Rc::new(RefCell::new(None));
+    let own = told.clone();
+    let end =
+        ended(Target::Failing(error), SECOND, async move |io: &Io, from: Vbd, to: Vbd, _: u64| {
+            let (job, heard) = heard(io);
+            *own.borrow_mut() = Some(heard);
+            let mirror = Mirror::new(from.disk().clone(), to.disk().clone());
+            let on_errors = OnErrors { source: OnError::Report, target };
+            let mirror = Mirror { on_errors, wrongs, ..mirror };
+            mirror.run(io, &job, Ending::Copy, async || Ok::<(), Error>(())).await.map(drop)
+        });
+    let heard = told.take().expect("it has begun");
+    let heard = heard.lock().expect("nobody panics").clone();
+    (end, heard)
+}
+
 #[test]
-fn a_target_that_cannot_be_made_stable_ends_the_job_whatever_that_is_told_and_it_is_heard() {
+fn what_a_failed_flush_of_a_mirrors_target_may_have_lost_is_written_again() {
+    let trouble = |error, action| vec![Trouble { write: true, error, action }];
+    for (error, on, action) in [
+        (EIO, OnError::Stop, Action::Stop),
+        (EIO, OnError::Ignore, Action::Ignore),
+        (Error::Full, OnError::StopWhereFull, Action::Stop),
+    ] {
+        let ((end, _, same), heard) = mirrored(error, on, Wrongs::default());
+        end.unwrap_or_else(|why| panic!("{on:?}: {why}"));
+        assert_eq!((same, heard), (true, trouble(error, action)), "{on:?}");
+    }
+    for (error, on) in [
+        (EIO, OnError::Report),
+        (EIO, OnError::StopWhereFull),
+        // Through the page cache no later flush is believed.
+        (Error::Lost, OnError::Ignore),
+    ] {
+        let ((end, ..), heard) = mirrored(error, on, Wrongs::default());
+        assert!(matches!(end, Err(MirrorError::Flush { .. })), "{end:?}");
+        assert_eq!(heard, trouble(error, Action::Report), "{on:?}");
+    }
+    // It would be seen if it were not.
+    let wrongs = Wrongs { trusts: true, ..Wrongs::default() };
+    let ((end, _, same), _) = mirrored(EIO, OnError::Stop, wrongs);
+    assert!(end.is_ok() && !same);
+}
+
+/// What is left for another job is marked, too, where the target cannot be made stable.
+#[test]
+fn a_mirror_that_is_left_leaves_what_a_failed_flush_may_have_lost() {
+    let (end, _, same) =
+        ended(Target::Failing(EIO), SECOND, async |io: &Io, from: Vbd, to: Vbd, _: u64| {
+            let still = async || Ok::<(), Error>(());
+            let mirror = || Mirror::new(from.disk().clone(), to.disk().clone());
+            let first = Job::new();
+            first.hold();
+            let (own, job) = (io.clone(), first.clone());
+            io.spawn_beside(async move {
+                while job.progress().phase != Phase::Ready {
+                    own.sleep(SECOND / 100).await;
+                }
+                job.cancel_for_next();
+            });
+            let left = mirror().run(io, &first, Ending::Copy, still).await;
+            assert!(matches!(left, Err(MirrorError::Cancelled)));
+            let next = Job::new();
+            next.go_on_from(first.take_unfinished().expect("it is left"));
+            mirror().run(io, &next, Ending::Copy, still).await.map(drop)
+        });
+    end.expect("it goes on");
+    assert!(same);
+}
+
+/// What a backup has saved lies nowhere else: no policy has it made stable once more, which would go well.
+#[test]
+fn a_backups_target_that_cannot_be_made_stable_ends_it_whatever_it_is_told_and_it_is_heard() {
     let on_errors = OnErrors { source: OnError::Report, target: OnError::Ignore };
-    let heard = || {
-        let (job, heard) = (Job::new(), Arc::<Mutex<Vec<Trouble>>>::default());
-        let own = heard.clone();
-        job.hear_trouble(move |trouble| own.lock().expect("nobody panics").push(trouble));
-        (job, heard)
-    };
+    let (job, own) = (Job::new(), Arc::<Mutex<Vec<Trouble>>>::default());
+    let heard = own.clone();
+    job.hear_trouble(move |trouble| own.lock().expect("nobody panics").push(trouble));
     let still = async || Ok::<(), Error>(());
-    let (job, backup_heard) = heard();
     let backup =
-        ended(Target::Failing, SECOND, async move |io: &Io, from: Vbd, to: Vbd, _: u64| {
+        ended(Target::Failing(EIO), SECOND, async move |io: &Io, from: Vbd, to: Vbd, _: u64| {
             let backup = Backup::new(from.disk().clone(), to.disk().clone());
             let moment = Backup { on_errors, ..backup }.begin(io, SECOND, still).await?;
             moment.save(io, &job).await
         });
-    let (job, mirror_heard) = heard();
-    let mirror =
-        ended(Target::Failing, SECOND, async move |io: &Io, from: Vbd, to: Vbd, _: u64| {
-            let mirror = Mirror::new(from.disk().clone(), to.disk().clone());
-            let mirror = Mirror { on_errors, ..mirror };
-            mirror.run(io, &job, Ending::Copy, still).await.map(drop)
-        });
-    for (end, heard) in [(backup.0, backup_heard), (mirror.0, mirror_heard)] {
-        assert!(matches!(end, Err(MirrorError::Flush { .. })), "{end:?}");
-        let (write, error, action) = (true, Error::Os(libc::EIO), Action::Report);
-        assert_eq!(*heard.lock().expect("nobody panics"), [Trouble { write, error, action }]);
-    }
+    assert!(matches!(backup.0, Err(MirrorError::Flush { .. })), "{:?}", backup.0);
+    let (write, error, action) = (true, EIO, Action::Report);
+    assert_eq!(*heard.lock().expect("nobody panics"), [Trouble { write, error, action }]);
 }
 
 #[test]
@@ -202,7 +294,7 @@ fn a_target_that_is_slow_to_be_made_stable_is_waited_for_and_one_that_is_silent_
             ("backup", ended(Target::Silent, limit, backup)),
             ("mirror", ended(Target::Silent, limit, mirror)),
         ] {
-            let (end, after) = end;
+            let (end, after, _) = end;
             let Err(MirrorError::Silent { limit: told }) = end else { panic!("{job}: {end:?}") };
             assert_eq!(told, seconds * SECOND, "{job}");
             assert!((seconds..seconds + limit / SECOND + 2).contains(&after), "{job}: {after} s");
@@ -213,7 +305,7 @@ fn a_target_that_is_slow_to_be_made_stable_is_waited_for_and_one_that_is_silent_
             ("backup into a disk that is paused", ended(Target::Paused, limit, backup)),
             ("mirror into a disk that is paused", ended(Target::Paused, limit, mirror)),
         ] {
-            let (end, after) = end;
+            let (end, after, _) = end;
             end.unwrap_or_else(|error| panic!("{job}: {error}"));
             assert!((600..610).contains(&after), "{job}: {after} s");
         }

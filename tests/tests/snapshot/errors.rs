@@ -19,6 +19,29 @@ struct Faulty {
 }
 
 impl Faulty {
+    /// One that cannot make stable what it was given, and then loses it all, for as long as the file is there.
+    fn losing(bench: &Bench, name: &str) -> Faulty {
+        let image = bench.text(name);
+        let (fault, socket) = (bench.path("fault"), bench.text(&format!("{name}.nbd")));
+        bench.raw(name, MIB);
+        let each = "bs=4096 conv=notrunc status=none";
+        let flush = format!(
+            "flush=if [ -e {} ]; then truncate -s 0 {image}; truncate -s 1M {image}; echo EIO lost >&2; exit 1; fi",
+            fault.display()
+        );
+        let own = [
+            "get_size=echo 1M".to_owned(),
+            format!("pread=dd if={image} skip=$4 count=$3 iflag=skip_bytes,count_bytes {each}"),
+            format!("pwrite=dd of={image} seek=$4 oflag=seek_bytes {each}"),
+            "can_write=exit 0".to_owned(),
+            "can_flush=exit 0".to_owned(),
+            flush,
+        ];
+        let args = ["-f", "--threads", "1", "-U", &socket, "eval"];
+        let child = Command::new("nbdkit").args(args).args(own).stderr(Stdio::null()).spawn();
+        Faulty::begun(child.expect("nbdkit begins"), socket, fault)
+    }
+
     fn new(bench: &Bench, name: &str, what: &str) -> Faulty {
         let (image, fault) = (bench.text(name), bench.path("fault"));
         bench.raw(name, 64 * MIB);
@@ -34,7 +57,10 @@ impl Faulty {
             .args(own)
             .stderr(Stdio::null())
             .spawn();
-        let child = child.expect("nbdkit begins");
+        Faulty::begun(child.expect("nbdkit begins"), socket, fault)
+    }
+
+    fn begun(child: Child, socket: String, fault: std::path::PathBuf) -> Faulty {
         let until = Instant::now() + patience();
         while !listens(socket.as_ref()) {
             assert!(Instant::now() < until, "nbdkit does not listen");
@@ -214,6 +240,48 @@ fn a_copy_that_meets_errors_waits_or_fails_as_it_is_told() {
         server.stop();
         bench.holds("copy", "raw", &held);
     }
+}
+
+/// What was written since the last good flush may be lost, and is, here: it is written again, or the job ends.
+#[test]
+fn a_copy_whose_target_cannot_be_made_stable_waits_or_fails_as_it_is_told() {
+    let bench = Bench::new();
+    let losing = Faulty::losing(&bench, "copy");
+    bench.raw("a.img", MIB);
+    let server = bench.serve(&["a.img"], &["-f", "raw"]);
+    let mut control = bench.control();
+    bench.io("a", &["write -P 1 0 1M"]);
+    let file = json!({ "driver": "nbd", "server": { "type": "unix", "path": losing.socket } });
+    control.ok("blockdev-add", json!({ "driver": "raw", "node-name": "copy", "file": file }));
+    losing.begins();
+    let begin_ready = |control: &mut Control, policy: &str| {
+        begin(control, "blockdev-mirror", json!({ "on-target-error": policy }));
+        hear(control, "BLOCK_JOB_READY");
+        // Nothing of the disk changes at the end.
+        control.ok("block-job-cancel", json!({ "device": "j" }));
+    };
+    for policy in ["report", "enospc"] {
+        begin_ready(&mut control, policy);
+        met(&mut control, "write", "report");
+        let why = ended(&mut control).expect("it fails");
+        assert!(why.contains("stable"), "{why}");
+    }
+    begin(&mut control, "blockdev-backup", json!({ "on-target-error": "stop" }));
+    met(&mut control, "write", "report");
+    assert!(ended(&mut control).is_some(), "what a backup has saved lies nowhere else");
+    begin_ready(&mut control, "stop");
+    met(&mut control, "write", "stop");
+    stands(&mut control, "failed");
+    control.ok("block-job-resume", json!({ "device": "j" }));
+    met(&mut control, "write", "stop");
+    stands(&mut control, "failed");
+    bench.io("a", &["write -P 2 64k 64k"]);
+    losing.ends();
+    control.ok("block-job-resume", json!({ "device": "j" }));
+    assert_eq!(ended(&mut control), None);
+    control.ok("blockdev-del", json!({ "node-name": "copy" }));
+    server.stop();
+    bench.holds("copy", "raw", &["read -P 1 0 64k", "read -P 2 64k 64k", "read -P 1 128k 896k"]);
 }
 
 #[test]

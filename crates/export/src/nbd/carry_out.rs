@@ -175,7 +175,7 @@ fn refusal(error: u32) -> &'static str {
 /// A few words on what went wrong.
 fn words(error: Error) -> &'static str {
     match error {
-        Error::Os(libc::EIO) => "the host's disk reports an I/O error",
+        Error::Os(libc::EIO) | Error::Lost => "the host's disk reports an I/O error",
         Error::Os(libc::ESHUTDOWN) => "the server is stopping",
         Error::Os(_) => "the host's kernel refused",
         Error::Range => "past the end of the export",

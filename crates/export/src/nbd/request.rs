@@ -235,7 +235,7 @@ pub(super) fn error_of(command: Command, error: Error) -> u32 {
         Error::Os(libc::ENOMEM) => errno::ENOMEM,
         Error::Os(libc::ESHUTDOWN) => errno::ESHUTDOWN,
         Error::Os(libc::EPERM | libc::EACCES) | Error::ReadOnly => errno::EPERM,
-        Error::Os(_) | Error::Corrupt | Error::Stopped => errno::EIO,
+        Error::Os(_) | Error::Corrupt | Error::Stopped | Error::Lost => errno::EIO,
         Error::Range => match command {
             Command::Write | Command::WriteZeroes { .. } => errno::ENOSPC,
             _ => errno::EINVAL,

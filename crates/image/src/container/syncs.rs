@@ -17,7 +17,7 @@ use crate::Error;
 
 /// What a sync fails with since what was written may be lost, whatever the kernel called it: room that is made later brings
 /// nothing back, so nobody is to wait for some.
-const LOST: Error = Error::Os(libc::EIO);
+const LOST: Error = Error::Lost;
 
 /// The syncs of one open file.
 #[derive(Default)]

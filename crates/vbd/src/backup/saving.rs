@@ -11,9 +11,10 @@ use crate::Vbd;
 use crate::job::{Cancelled, Job, Pace};
 use crate::level::Pass;
 use crate::mirror::MirrorError;
-use crate::mirror::again::{Attempt, tell_of_flush};
+use crate::mirror::again::Attempt;
 use crate::mirror::content::{Content, give};
 use crate::mirror::together::together;
+use crate::trouble::{Action, Trouble};
 
 /// How many regions are on their way from scratch at once.
 const FROM_SCRATCH: usize = 4;
@@ -68,7 +69,12 @@ impl Moment {
         if kept.wrongs.unflushed {
             return Ok(());
         }
-        tell_of_flush(job, kept.target.flush(io, kept.limit).await)
+        let end = kept.target.flush(io, kept.limit).await;
+        if let Err(MirrorError::Flush { error }) = end {
+            // The end whatever the job is told: what may be lost lies nowhere else, and the next flush may say that all is well.
+            job.meets(Trouble { write: true, error, action: Action::Report });
+        }
+        end
     }
 }
 

@@ -1,5 +1,6 @@
 //! What could not be copied, tried again where that is wanted.
 
+use ringtap_image::Error;
 use ringtap_io::Io;
 
 use super::error::MirrorError;
@@ -27,7 +28,9 @@ impl OnErrors {
     /// What is done about that; none where it is the end in any case.
     pub(crate) fn action(&self, why: &MirrorError) -> Option<(Trouble, Action)> {
         let (write, error) = why.of_request()?;
-        let action = if write { self.target } else { self.source }.action(error);
+        let on = if write { self.target } else { self.source };
+        // No flush of such a target is believed again: it would be copied for ever.
+        let action = if error == Error::Lost { Action::Report } else { on.action(error) };
         Some((Trouble { write, error, action }, action))
     }
 
@@ -35,15 +38,6 @@ impl OnErrors {
     pub(crate) fn try_again(&self, why: &MirrorError) -> bool {
         self.action(why).is_some_and(|(_, action)| action != Action::Report)
     }
-}
-
-/// Have it heard that the target could not be made stable, which is the end whatever the job is told: what was written before may be
-/// lost, and the next flush may say that all is well.
-pub(crate) fn tell_of_flush(job: &Job, end: Result<(), MirrorError>) -> Result<(), MirrorError> {
-    if let Err(MirrorError::Flush { error }) = end {
-        job.meets(Trouble { write: true, error, action: Action::Report });
-    }
-    end
 }
 
 /// Something that a job tries.
@@ -60,16 +54,11 @@ impl<'a> Attempt<'a> {
         Attempt { job, target, on, resumed: job.resumed() }
     }
 
-    /// It has failed: wait until it is to be tried again.
+    /// It has failed: have that heard.
     ///
     /// # Errors
-    /// That error, where it is the end; the job was cancelled.
-    pub(crate) async fn failed(
-        self,
-        io: &Io,
-        pace: &Pace,
-        why: MirrorError,
-    ) -> Result<(), MirrorError> {
+    /// That error, where it is the end.
+    pub(crate) fn meets(self, why: MirrorError) -> Result<(), MirrorError> {
         let Attempt { job, target, on, resumed } = self;
         // Who asks a target that has failed is told nothing more.
         let Some((trouble, action)) = on.action(&why).filter(|_| !target.has_failed()) else {
@@ -82,7 +71,21 @@ impl<'a> Attempt<'a> {
         }
         match action {
             Action::Report => Err(why),
-            Action::Ignore | Action::Stop => Ok(pace.nap(io).await?),
+            Action::Ignore | Action::Stop => Ok(()),
         }
+    }
+
+    /// The same; wait until it is to be tried again.
+    ///
+    /// # Errors
+    /// That error, where it is the end; the job was cancelled.
+    pub(crate) async fn failed(
+        self,
+        io: &Io,
+        pace: &Pace,
+        why: MirrorError,
+    ) -> Result<(), MirrorError> {
+        self.meets(why)?;
+        Ok(pace.nap(io).await?)
     }
 }

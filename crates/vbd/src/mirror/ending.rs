@@ -6,7 +6,6 @@ use std::rc::Rc;
 use ringtap_image::Image;
 use ringtap_io::{Event, Io, Time};
 
-use super::again::tell_of_flush;
 use super::content::{give, look};
 use super::error::MirrorError;
 use super::together::within;
@@ -61,22 +60,43 @@ impl Rest {
 }
 
 impl Work {
-    /// Make what was copied stable: then little is left to be done for that while the disk stands still.
-    pub(super) async fn make_stable(&self, io: &Io) -> Result<(), MirrorError> {
+    /// Make what was copied stable: then little is left to be done for that while the disk stands still. Whether it is; else some
+    /// is to be copied again.
+    pub(super) async fn make_stable(&self, io: &Io) -> Result<bool, MirrorError> {
         if self.above().is_some() {
             // What is below was not stable when the topmost image was put upon it, perhaps.
             let flushed = self.from.flush(io).await;
             flushed.map_err(|error| MirrorError::FlushDisk { error })?;
         }
-        self.flush(io).await
+        let attempt = self.attempt();
+        match self.flush(io).await {
+            Ok(()) => Ok(true),
+            Err(why) => {
+                Box::pin(attempt.failed(io, &self.pace, why)).await?;
+                Ok(false)
+            }
+        }
     }
 
+    /// Where it fails, what was written since the last time is copied again: any of it may be lost.
     async fn flush(&self, io: &Io) -> Result<(), MirrorError> {
         #[cfg(feature = "sabotage")]
         if self.mirror.wrongs.unflushed {
             return Ok(());
         }
-        tell_of_flush(&self.job, self.target.flush(io, self.mirror.limit).await)
+        let end = self.target.flush(io, self.mirror.limit).await;
+        if end.is_err() {
+            self.write_again();
+        }
+        end
+    }
+
+    /// Mark what may have been lost of the target.
+    pub(super) fn write_again(&self) {
+        let lost = self.target.take_unstable();
+        #[cfg(feature = "sabotage")]
+        let lost = lost.filter(|_| !self.mirror.wrongs.trusts);
+        lost.inspect(|lost| self.tracker.map().merge(lost, self.size.get()));
     }
 
     /// Have the disk stand still, and the target be as it is; none where that takes too long.
@@ -150,7 +170,13 @@ impl Work {
                     return Ok(false);
                 }
                 Some(Err(why)) => return Err(why),
-                None => return self.flush(io).await.map(|()| true),
+                None => {
+                    let attempt = self.attempt();
+                    let Err(why) = self.flush(io).await else { return Ok(true) };
+                    attempt.meets(why)?;
+                    self.was_refused.set(true);
+                    return Ok(false);
+                }
             }
         }
         Ok(false)

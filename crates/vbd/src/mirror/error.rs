@@ -119,18 +119,18 @@ pub enum MirrorError {
 }
 
 impl MirrorError {
-    /// What failed where it may be tried again: whether it was a write, and why. What was not made stable is lost, or not:
-    /// nothing tells.
+    /// What failed where it may be tried again: whether it was a write, and why. Making the target stable is one of what was written.
     pub(crate) fn of_request(&self) -> Option<(bool, Error)> {
         match self {
             // That does not get better.
             MirrorError::Status { error: Error::Stopped, .. }
             | MirrorError::Read { error: Error::Stopped, .. }
-            | MirrorError::Write { error: Error::Stopped, .. } => None,
+            | MirrorError::Write { error: Error::Stopped, .. }
+            | MirrorError::Flush { error: Error::Stopped } => None,
             MirrorError::Status { error, .. } | MirrorError::Read { error, .. } => {
                 Some((false, *error))
             }
-            MirrorError::Write { error, .. } => Some((true, *error)),
+            MirrorError::Write { error, .. } | MirrorError::Flush { error } => Some((true, *error)),
             _ => None,
         }
     }
@@ -154,5 +154,6 @@ mod tests {
             Some((true, Error::Os(libc::ENOSPC)))
         );
         assert_eq!(write(Error::Stopped).of_request(), None);
+        assert_eq!(MirrorError::Flush { error: Error::Stopped }.of_request(), None);
     }
 }

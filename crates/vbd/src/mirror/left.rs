@@ -82,14 +82,17 @@ impl Work {
             epochs.over(epochs.epoch()).await;
             self.target.left_alone().await;
         };
-        let late = async {
-            match self.mirror.limit {
-                Some(limit) => io.sleep(limit).await,
-                None => std::future::pending().await,
-            }
+        let late = async || match self.mirror.limit {
+            Some(limit) => io.sleep(limit).await,
+            None => std::future::pending().await,
         };
-        if within(alone, late).await.is_none() {
+        if within(alone, late()).await.is_none() {
             return;
+        }
+        // Who goes on cannot know what a flush that fails would lose.
+        let (unstable, to) = (self.target.take_unstable(), self.mirror.to.fork());
+        if within(to.flush(io), late()).await != Some(Ok(())) {
+            unstable.inspect(|lost| self.tracker.map().merge(lost, self.size.get()));
         }
         let mut from = self.first.dealt_with();
         if let Scope::Changed(changed) = &self.mirror.scope {

@@ -11,10 +11,12 @@ pub(crate) mod content;
 mod ending;
 mod error;
 mod left;
+mod over;
 pub(crate) mod target;
 #[cfg(test)]
 mod tests;
 pub(crate) mod together;
+mod unstable;
 
 pub use error::MirrorError;
 
@@ -85,6 +87,8 @@ pub struct Wrongs {
     pub hasty: bool,
     /// What was being copied when the job was cancelled for another is not copied again.
     pub forgets: bool,
+    /// What a flush that failed may have lost is not written again.
+    pub trusts: bool,
     /// What is to be saved is read from the disk, though it lies in scratch.
     pub ignores_scratch: bool,
 }
@@ -244,6 +248,7 @@ impl Work {
         #[cfg(feature = "sabotage")]
         tracker.sabotage(mirror.wrongs.misses, mirror.wrongs.clears_late);
         let target = Target::new(mirror.to.clone()).with_behind(mirror.behind);
+        let target = target.with_unstable(tracker.granularity());
         #[cfg(feature = "sabotage")]
         let target = target.with_ranges_unlocked(mirror.wrongs.unlocked);
         let size = left.as_ref().map_or(mirror.from.size(), |left| left.size);
@@ -304,8 +309,9 @@ impl Work {
         loop {
             self.follow(io, ending).await?;
             self.job.set_phase(Phase::Ending);
-            self.make_stable(io).await?;
-            if let Some(ready) = self.stand_still(io, ending).await? {
+            if self.make_stable(io).await?
+                && let Some(ready) = self.stand_still(io, ending).await?
+            {
                 return self.end(io, ready, ending, still).await;
             }
             // Guests have most of the time.

@@ -11,7 +11,9 @@ use ringtap_image::Error;
 use ringtap_io::{Buffer, Event, Io, Mem, Time};
 
 use super::error::MirrorError;
+use super::over::{Ends, Over};
 use super::together::within;
+use super::unstable::{Flushing, Unstable};
 use crate::map::Map;
 use crate::ranges::{Held, Ranges};
 use crate::{Disk, Kind, Request, Vbd};
@@ -48,6 +50,8 @@ pub(crate) struct Target {
     last: AtomicU64,
     /// [`BEHIND`].
     behind: [u64; 2],
+    /// What a flush that fails may have lost, where somebody writes that again.
+    unstable: Option<Unstable>,
     /// Whether its image is to say of zeros that it has them, for it may lie upon another one day.
     says_zeros: bool,
     /// For tests: nobody waits for ranges.
@@ -142,35 +146,6 @@ struct OnItsWay {
     in_flight: InFlight,
 }
 
-/// Tells the thread of a write that it has ended.
-#[derive(Default)]
-struct Over {
-    is: Cell<bool>,
-    told: Event,
-}
-
-impl Over {
-    async fn wait(&self) {
-        loop {
-            let told = self.told.listen();
-            if self.is.get() {
-                return;
-            }
-            told.await;
-        }
-    }
-}
-
-/// Tells that when it goes.
-struct Ends(Rc<Over>);
-
-impl Drop for Ends {
-    fn drop(&mut self) {
-        self.0.is.set(true);
-        self.0.told.notify();
-    }
-}
-
 /// Something for which a guest waits.
 pub(crate) struct Waiting<'a> {
     target: &'a Target,
@@ -212,6 +187,7 @@ impl Target {
             written: AtomicU64::new(0),
             last: AtomicU64::new(0),
             behind: BEHIND,
+            unstable: None,
             says_zeros: false,
             #[cfg(feature = "sabotage")]
             unlocked: false,
@@ -226,6 +202,11 @@ impl Target {
     /// The same with other bounds than [`BEHIND`].
     pub(crate) fn with_behind(self, behind: [u64; 2]) -> Target {
         Target { behind, ..self }
+    }
+
+    /// The same that knows what it may have lost by a flush that fails, in regions of so many bytes.
+    pub(crate) fn with_unstable(self, granularity: u64) -> Target {
+        Target { unstable: Some(Unstable::new(granularity)), ..self }
     }
 
     /// The same whose image says of zeros that it has them.
@@ -379,13 +360,15 @@ impl Target {
         keep: K,
     ) -> Result<(), MirrorError> {
         let (len, zeros) = (bytes.len(), matches!(bytes, Bytes::Zeros(_)));
-        let says_zeros = self.says_zeros;
+        let (says_zeros, own) = (self.says_zeros, self.clone());
         let given = async move |io: &Io, vbd: &Vbd| {
             let (kind, mem) = match &bytes {
                 Bytes::Zeros(_) => (Kind::WriteZeroes { unmap: true, fast: false }, Mem::EMPTY),
                 Bytes::There(buffer, at, len) => (Kind::Write, buffer.mem().window(*at, *len)),
             };
-            vbd.serve(io, Request { kind, offset, len, mem, fua: false }).await?;
+            let end = vbd.serve(io, Request { kind, offset, len, mem, fua: false }).await;
+            own.has_written(offset..offset + len);
+            end?;
             match &bytes {
                 Bytes::Zeros(_) if says_zeros => say_zeros(io, vbd, offset, len).await,
                 _ => Ok(()),
@@ -433,6 +416,7 @@ impl Target {
             let request = Request { kind: Kind::Write, offset, len, mem, fua: false };
             let end = vbd.serve(&own, request).await;
             target.give_back(vbd);
+            target.has_written(offset..offset + len);
             if end.is_ok() {
                 target.written.fetch_add(len, Relaxed);
             }
@@ -479,6 +463,15 @@ impl Target {
         self.written.load(Relaxed)
     }
 
+    fn has_written(&self, range: Range<u64>) {
+        self.unstable.as_ref().inspect(|unstable| unstable.written(range));
+    }
+
+    /// What was written since it was stable last, in marks that whoever asks has to deal with.
+    pub(crate) fn take_unstable(&self) -> Option<Map> {
+        self.unstable.as_ref().map(Unstable::take)
+    }
+
     /// Make what was written stable, which may take long of a target that is well. One that does not even answer a read
     /// meanwhile, for as long as [`FLUSH`] says, is silent.
     pub(crate) async fn flush(
@@ -486,6 +479,7 @@ impl Target {
         io: &Io,
         limit: Option<Time>,
     ) -> Result<(), MirrorError> {
+        let flushing = self.unstable.as_ref().map(Unstable::flushing);
         let flush = async |io: &Io, vbd: &Vbd| vbd.flush(io).await;
         // On the heap: the stack of a job's thread is small.
         let flushed = Box::pin(self.aside(io, What::Flush, flush, ()));
@@ -496,7 +490,10 @@ impl Target {
             }
             None => flushed.await,
         };
-        end.unwrap_or(Err(Error::Stopped)).map_err(|error| MirrorError::Flush { error })
+        let end = end.unwrap_or(Err(Error::Stopped));
+        end.map_err(|error| MirrorError::Flush { error })?;
+        flushing.into_iter().for_each(Flushing::ended_well);
+        Ok(())
     }
 
     /// Wait until it has not answered a read for so long, though it is not paused. Of what was written: an image may know by
