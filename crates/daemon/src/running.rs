@@ -113,6 +113,7 @@ impl Serving {
     /// Tell it to end.
     pub(crate) fn close(&mut self) {
         self.closing = true;
+        self.transport.give_up_waiting();
         self.raise();
     }
 

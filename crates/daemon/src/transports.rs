@@ -192,6 +192,18 @@ impl Transport {
         }
     }
 
+    /// Requests that wait for room by it fail, and none waits from now on: it is about to end. A guest of Xen's gives its disk back
+    /// by itself.
+    pub(crate) fn give_up_waiting(&self) {
+        match self {
+            Transport::Nbd { server, .. } => server.give_up_waiting(),
+            Transport::VhostUser { server, .. } => server.give_up_waiting(),
+            Transport::Fuse(server) => server.give_up_waiting(),
+            Transport::Ublk(server) => server.give_up_waiting(),
+            Transport::Xen { .. } => {}
+        }
+    }
+
     /// Tell whoever uses the disk that its size is another.
     pub(crate) fn resized(&self) {
         match self {

@@ -14,7 +14,7 @@ use crate::door::Door;
 use crate::failures::{Failures, Refusal};
 use crate::filter::Filters;
 use crate::former::Former;
-use crate::full::Full;
+use crate::full::{Full, GivenUp};
 use crate::gate::Gate;
 use crate::health::{Health, Listening};
 use crate::hold::Hold;
@@ -120,6 +120,8 @@ pub struct Disk {
     pub(crate) shared: Arc<Shared>,
     /// The facts, where they are shown otherwise than they are.
     shown: Option<Arc<Info>>,
+    /// Whether the requests by this and its clones wait for no room any more.
+    pub(crate) given_up: Arc<GivenUp>,
 }
 
 /// Knows a disk, and keeps nothing of it open.
@@ -129,7 +131,7 @@ pub struct WeakDisk(Weak<Shared>);
 impl WeakDisk {
     /// The disk, while somebody serves it.
     pub fn upgrade(&self) -> Option<Disk> {
-        self.0.upgrade().map(|shared| Disk { shared, shown: None })
+        self.0.upgrade().map(|shared| Disk { shared, shown: None, given_up: Arc::default() })
     }
 }
 
@@ -180,7 +182,7 @@ impl Disk {
             pinned: AtomicBool::new(false),
             keeps_space: AtomicBool::new(false),
         });
-        Disk { shared, shown: None }
+        Disk { shared, shown: None, given_up: Arc::default() }
     }
 
     /// Where nobody else has it yet.
@@ -220,7 +222,13 @@ impl Disk {
             physical_block_size: own.physical_block_size.max(logical),
             ..own.clone()
         };
-        Disk { shared: self.shared.clone(), shown: Some(Arc::new(info)) }
+        Disk { shown: Some(Arc::new(info)), ..self.clone() }
+    }
+
+    /// The same for one of those who use it, whose requests can be given up without those of others ([`Disk::give_up_own`]).
+    #[must_use]
+    pub fn apart(&self) -> Disk {
+        Disk { given_up: Arc::default(), ..self.clone() }
     }
 
     /// What knows it without keeping it open.
@@ -419,6 +427,11 @@ impl Disk {
     /// Requests that wait for room fail, and none waits from now on.
     pub fn give_up_waiting(&self) {
         self.shared.full.give_up();
+    }
+
+    /// The same of those that come by this handle, its clones and their forks alone.
+    pub fn give_up_own(&self) {
+        self.shared.full.give_up_those(&self.given_up);
     }
 
     /// Requests may wait for room again.

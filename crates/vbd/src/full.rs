@@ -12,6 +12,10 @@ use ringtap_io::sync::broken;
 
 type Tell = Box<dyn Fn() + Send + Sync>;
 
+/// Of one of those by whom requests come: whether theirs wait no more.
+#[derive(Default)]
+pub(crate) struct GivenUp(AtomicBool);
+
 /// Those who wait for room.
 #[derive(Default)]
 pub(crate) struct Full {
@@ -39,16 +43,17 @@ impl Full {
         self.again.load(SeqCst)
     }
 
-    /// Wait until somebody says that there is room; false where nobody will.
-    pub(crate) async fn wait(&self, tries: u64) -> bool {
-        let Some(tell) = self.tell.get().filter(|_| !self.is_dealt_with()) else { return false };
+    /// Wait until somebody says that there is room; false where nobody will, or those by whom the request came are given up.
+    pub(crate) async fn wait(&self, tries: u64, by: &GivenUp) -> bool {
+        let is_over = || self.is_dealt_with() || by.0.load(SeqCst);
+        let Some(tell) = self.tell.get().filter(|_| !is_over()) else { return false };
         if self.told.swap(tries + 1, SeqCst) != tries + 1 {
             tell();
         }
         self.waiting.fetch_add(1, SeqCst);
         let room = loop {
             let told = self.event.listen();
-            if self.over.load(SeqCst) || self.is_dealt_with() {
+            if self.over.load(SeqCst) || is_over() {
                 break false;
             }
             if self.tries() != tries {
@@ -88,6 +93,14 @@ impl Full {
     pub(crate) fn give_up(&self) {
         self.over.store(true, SeqCst);
         self.event.notify();
+    }
+
+    /// The requests that come by one of many wait no more.
+    pub(crate) fn give_up_those(&self, by: &GivenUp) {
+        by.0.store(true, SeqCst);
+        if !broken("room given up in silence") {
+            self.event.notify();
+        }
     }
 
     pub(crate) fn wait_again(&self) {

@@ -7,7 +7,7 @@ use ringtap_io::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use ringtap_sim::Disk;
 use ringtap_sim::threads::{alone, must_notice, spawn, try_orders};
 
-use crate::full::Full;
+use crate::full::{Full, GivenUp};
 
 /// Three requests take a place each; somebody makes one place after the other and tells each time.
 fn everybody_finds_room() {
@@ -24,7 +24,7 @@ fn everybody_finds_room() {
                     if room.fetch_update(SeqCst, SeqCst, take).is_ok() {
                         return;
                     }
-                    assert!(full.wait(tries).await, "given up");
+                    assert!(full.wait(tries, &GivenUp::default()).await, "given up");
                 }
             });
         }));
@@ -37,6 +37,27 @@ fn everybody_finds_room() {
         thread.join().expect("ended well");
     }
     assert_eq!((full.waiting(), room.load(SeqCst)), (0, 0));
+}
+
+/// Of two requests that find no room one comes by somebody who is given up: it alone ends.
+fn one_is_given_up() {
+    let (full, gone) = (Arc::new(Full::default()), Arc::new(GivenUp::default()));
+    full.wait_for_room(|| ());
+    let ends = [gone.clone(), Arc::default()].map(|by| {
+        let full = full.clone();
+        spawn(move || alone(&Disk::new(512), async move |_| full.wait(full.tries(), &by).await))
+    });
+    full.give_up_those(&gone);
+    let [given_up, other] = ends;
+    assert!(!given_up.join().expect("it ends"));
+    full.give_up();
+    assert!(!other.join().expect("it ends"));
+}
+
+#[test]
+fn who_is_given_up_hears_of_it() {
+    try_orders("room given up", 10_000, one_is_given_up);
+    must_notice("room given up in silence", 1000, one_is_given_up);
 }
 
 #[test]

@@ -206,7 +206,7 @@ impl Vbd {
         let full = &self.disk.shared.full;
         let mut tries = full.tries();
         let mut end = self.attempt_rested(io, request).await;
-        while end == Err(Error::Full) && full.wait(tries).await {
+        while end == Err(Error::Full) && full.wait(tries, &self.disk.given_up).await {
             tries = full.tries();
             end = self.unpaused(io, request).await;
             if end == Err(Error::Full) {

@@ -195,6 +195,69 @@ fn a_stream_that_finds_no_room_waits_or_fails_as_it_is_told() {
     assert!(!said.contains("failed"), "{said}");
 }
 
+/// Two clients wait, each by an export of its own: one export is taken away, whoever uses it, and the other waits on.
+#[test]
+fn an_export_that_is_taken_away_lets_those_go_that_wait() {
+    let set_up = file_system_of(32, "tmpfs", &[], "");
+    let (image, ballast) = (set_up.folder().join("a.img"), set_up.folder().join("ballast"));
+    fs::File::create(&image).and_then(|file| file.set_len(64 * MIB)).expect("a file");
+    fs::write(&ballast, vec![1; 24 << 20]).expect("the ballast");
+    let dir = tempfile::tempdir().expect("a folder");
+    let socket = dir.path().join("c");
+    let control = format!("unix:{}", socket.display());
+    let args = ["-f", "raw", "--node-name", "a", "--cache", "writeback", "--control", &control];
+    let server = Server::start([plain(&image)].iter().chain(&args).copied());
+    let mut client = Control::open(&socket);
+    let nbd = dir.path().join("n");
+    let address = json!({ "type": "unix", "data": { "path": plain(&nbd) } });
+    client.ok("nbd-server-start", json!({ "addr": address }));
+    let waiting = |client: &mut Control| {
+        let state = &client.ok("query-blockstats", json!({}))[0]["__ringtap_state"];
+        state["waiting_for_room"].as_u64().expect("a number")
+    };
+    let (mut writers, names) = (vec![], ["goes", "stays"]);
+    for (count, name) in (1..).zip(names) {
+        let export = json!({
+            "type": "nbd", "id": name, "name": name, "node-name": "a", "writable": true,
+        });
+        client.ok("block-export-add", export);
+        let uri = format!("nbd+unix:///{name}?socket={}", nbd.display());
+        let write = format!("write -P 5 {}M 16M", 16 * count);
+        writers.push(thread::spawn(move || {
+            let args = ["-f", "raw", "-c", &write, &uri];
+            ringtap_tests::program("qemu-io", "qemu-utils", args)
+        }));
+        let until = Instant::now() + ringtap_tests::patience();
+        while waiting(&mut client) < count {
+            assert!(Instant::now() < until, "{name}: nobody waits");
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+    let stays = writers.pop().expect("two");
+    let goes = writers.pop().expect("two");
+    let safe = json!({ "id": "goes" });
+    let said = client.call("block-export-del", safe).expect_err("it is used");
+    assert!(said.contains("still in use"), "{said}");
+    client.ok("block-export-del", json!({ "id": "goes", "mode": "hard" }));
+    loop {
+        let (name, told) = client.event();
+        if name == "BLOCK_EXPORT_DELETED" {
+            assert_eq!(told["id"], "goes");
+            break;
+        }
+        assert_eq!(name, "BLOCK_IO_ERROR");
+    }
+    let end = goes.join().expect("it ends");
+    let said = String::from_utf8_lossy(&end.stdout).into_owned();
+    assert!(said.contains("write failed"), "{said}");
+    assert!(waiting(&mut client) > 0 && !stays.is_finished());
+    fs::remove_file(&ballast).expect("removed");
+    client.ok("__ringtap_resume", json!({ "node-name": "a" }));
+    let end = stays.join().expect("it ends");
+    assert!(end.status.success() && String::from_utf8_lossy(&end.stdout).contains("wrote"));
+    server.stop();
+}
+
 #[test]
 fn a_server_that_ends_lets_those_go_that_wait() {
     let set_up = file_system_of(32, "tmpfs", &[], "");

@@ -178,7 +178,7 @@ impl Server {
     /// A server for what is mounted already.
     pub fn new(mount: Mount, vbd: Disk, options: Options) -> Server {
         let (path, made) = (mount.path().to_owned(), mount.is_made());
-        let (shown, modified) = (Mutex::default(), Mutex::default());
+        let (shown, modified, vbd) = (Mutex::default(), Mutex::default(), vbd.apart());
         let (mount, tell, handing_over) =
             (Mutex::new(mount), Mutex::default(), AtomicBool::new(false));
         let asking = Arc::default();
@@ -293,6 +293,11 @@ impl Server {
             true => Err(Error::Unmounted { path: self.path.clone() }),
             false => Ok(()),
         }
+    }
+
+    /// Requests that wait for room fail, and none waits from now on: it is about to end.
+    pub fn give_up_waiting(&self) {
+        self.vbd.give_up_own();
     }
 
     /// Tell the kernel that the disk's size changed, and have it ask for the new one: who asks the kernel

@@ -106,7 +106,8 @@ pub(super) struct Offered {
 
 impl From<NamedExport> for Offered {
     fn from(export: NamedExport) -> Offered {
-        Offered { export, users: Arc::default() }
+        let vbd = export.vbd.apart();
+        Offered { export: NamedExport { vbd, ..export }, users: Arc::default() }
     }
 }
 
@@ -195,14 +196,20 @@ impl Server {
         }
     }
 
-    /// Offer the export of that name no more, and have the connections that use it end as if the server did. Other
-    /// exports and their clients go on.
+    /// Requests that wait for room fail, and none waits from now on: it is about to end.
+    pub fn give_up_waiting(&self) {
+        self.exports.all().iter().for_each(|one| one.export.vbd.give_up_own());
+    }
+
+    /// Offer the export of that name no more, and have the connections that use it end as if the server did; what waits for room
+    /// by them fails. Other exports and their clients go on.
     pub fn withdraw(&self, name: &str) -> Option<Withdrawn> {
         let mut exports = self.exports.lock();
-        let users = exports.iter().find(|one| one.export.name == name)?.users.clone();
+        let Offered { export, users } = exports.iter().find(|one| one.export.name == name)?.clone();
         *exports = exports.iter().filter(|one| one.export.name != name).cloned().collect();
         drop(exports);
         users.withdraw();
+        export.vbd.give_up_own();
         Some(Withdrawn(users))
     }
 

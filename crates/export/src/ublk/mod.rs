@@ -204,7 +204,7 @@ impl Server {
 
     /// The first step of that: threads with their memory. Another may serve the device still.
     pub fn prepare(device: Device, vbd: Disk) -> Result<Server, Error> {
-        let path = device.path();
+        let (path, vbd) = (device.path(), vbd.apart());
         let failed = |tried, source| Error::Os { tried, path: path.clone(), source };
         keep_in_memory();
         keep_alive();
@@ -343,6 +343,11 @@ impl Server {
             ),
             Err(error) => tracing::error!("cannot write back {}: {error}", self.path.display()),
         }
+    }
+
+    /// Requests that wait for room fail, and none waits from now on: it is about to end.
+    pub fn give_up_waiting(&self) {
+        self.vbd.give_up_own();
     }
 
     /// Give the block device the size that the disk has now.

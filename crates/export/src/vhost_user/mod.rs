@@ -100,7 +100,7 @@ pub struct Server {
 impl Server {
     /// A server on a bound socket.
     pub fn new(listener: UnixListener, vbd: Disk, options: Options) -> Server {
-        let (requests, residence) = (Mutex::new(None), None);
+        let (requests, residence, vbd) = (Mutex::new(None), None, vbd.apart());
         let handover = Handover::default();
         Server { listener, vbd, options, requests, residence, handover, _mappings: Kept::new() }
     }
@@ -143,6 +143,11 @@ impl Server {
             }
         }
         Ok(())
+    }
+
+    /// Requests that wait for room fail, and none waits from now on: it is about to end.
+    pub fn give_up_waiting(&self) {
+        self.vbd.give_up_own();
     }
 
     /// Tell the front-end that the disk's size changed.
