@@ -1,8 +1,11 @@
 //! Memory for the requests in flight: some that each connection has for itself, the rest from what all
 //! connections of the process share.
+//!
+//! What a client sends has room from here only as far as it has come, so that nobody keeps room by not sending. Those who wait for the
+//! rest of theirs with all room taken would wait for one another: one of each peer may have more than there is.
 
 use std::cell::Cell;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -22,6 +25,8 @@ pub struct Budget {
 struct State {
     used: usize,
     peers: HashMap<Peer, usize>,
+    /// The peers of which one has more than there is.
+    beyond: HashSet<Peer>,
     /// In the order they came.
     queue: VecDeque<Waiting>,
     next: u64,
@@ -31,6 +36,8 @@ struct Waiting {
     number: u64,
     peer: Peer,
     bytes: usize,
+    /// Whether it is for the rest of what has come in part.
+    rest: bool,
     alarm: Arc<Alarm>,
 }
 
@@ -61,6 +68,12 @@ impl State {
         if let Some(first) = first.filter(|one| self.has_room(one.bytes, limit)) {
             first.alarm.call();
         }
+    }
+
+    /// Let the first of a peer that waits for the rest of something have it, though there is no room.
+    fn call_beyond(&self, peer: Peer) {
+        let first = self.queue.iter().find(|one| one.rest && one.peer == peer);
+        first.into_iter().for_each(|one| one.alarm.call());
     }
 }
 
@@ -113,6 +126,8 @@ pub(super) struct Share {
     held: Cell<usize>,
     /// Bytes of them that are of the budget.
     borrowed: Cell<usize>,
+    /// Whether it is the one of its peer that may have more than there is.
+    beyond: Cell<bool>,
 }
 
 /// A place in the queue.
@@ -124,7 +139,8 @@ pub(super) struct Turn<'a> {
 impl Share {
     /// Nothing yet. The alarm is called when there may be room for one who waits.
     pub(super) fn new(budget: Arc<Budget>, peer: Peer, alarm: Arc<Alarm>) -> Share {
-        Share { budget, peer, alarm, held: Cell::new(0), borrowed: Cell::new(0) }
+        let (held, borrowed, beyond) = Default::default();
+        Share { budget, peer, alarm, held, borrowed, beyond }
     }
 
     fn to_borrow(&self, bytes: usize) -> usize {
@@ -154,6 +170,25 @@ impl Share {
         self.held.set(self.held.get() + bytes);
     }
 
+    /// Hold so many bytes more for the rest of something, whether there is room or not; false where another of its peer does.
+    pub(super) fn take_beyond(&self, bytes: usize) -> bool {
+        if !self.beyond.get() && !self.budget.state().beyond.insert(self.peer) {
+            return false;
+        }
+        self.beyond.set(true);
+        self.take_anyway(bytes);
+        true
+    }
+
+    /// All of it has come, or nothing more will: another may.
+    pub(super) fn no_more_beyond(&self) {
+        if self.beyond.replace(false) {
+            let mut state = self.budget.state();
+            state.beyond.remove(&self.peer);
+            state.call_beyond(self.peer);
+        }
+    }
+
     /// Let go of what was taken.
     pub(super) fn give_back(&self, bytes: usize) {
         self.held.set(self.held.get() - bytes);
@@ -165,17 +200,20 @@ impl Share {
         }
     }
 
-    /// Stand in the queue for so many bytes.
-    pub(super) fn queue(&self, bytes: usize) -> Turn<'_> {
+    /// Stand in the queue for so many bytes; whether they are for the `rest` of something.
+    pub(super) fn queue(&self, bytes: usize, rest: bool) -> Turn<'_> {
         let bytes = self.to_borrow(bytes);
         let mut state = self.budget.state();
         let number = state.next;
         state.next += 1;
         let (peer, alarm) = (self.peer, self.alarm.clone());
-        state.queue.push_back(Waiting { number, peer, bytes, alarm });
+        state.queue.push_back(Waiting { number, peer, bytes, rest, alarm });
         self.budget.waiting.fetch_add(1, Relaxed);
         // What was given back a moment ago called nobody.
         state.call_next(self.budget.limit);
+        if rest && !state.beyond.contains(&peer) {
+            state.call_beyond(peer);
+        }
         drop(state);
         Turn { share: self, number }
     }
@@ -195,6 +233,7 @@ impl Drop for Share {
     fn drop(&mut self) {
         self.held.set(0);
         self.give_back(0);
+        self.no_more_beyond();
     }
 }
 
@@ -242,7 +281,7 @@ mod tests {
         let [a, b, late] = [1, 2, 3].map(|user| share(&budget, user));
         assert!(a.take(33 * MIB, None) && b.take(21 * MIB, None));
         let waits = share(&budget, 4);
-        let turn = waits.queue(25 * MIB);
+        let turn = waits.queue(25 * MIB, false);
         assert!(!waits.take(25 * MIB, Some(&turn)));
         assert!(a.is_wanted());
         assert!(!late.take(2 * MIB, None), "it would take what another waits for");
@@ -254,9 +293,29 @@ mod tests {
         assert!(!a.is_wanted());
         // Who waits for its own peer's half holds nobody else up.
         let more = share(&budget, 1);
-        let turn = more.queue(20 * MIB);
+        let turn = more.queue(20 * MIB, false);
         b.give_back(8 * MIB);
         assert!(late.take(2 * MIB, None));
         assert!(!more.take(20 * MIB, Some(&turn)));
+    }
+    /// Two that have a part each of what is to come whole would wait for one another.
+    #[test]
+    fn one_of_a_peer_has_the_rest_of_a_payload_beyond_what_there_is() {
+        let budget = Budget::new(64 * MIB);
+        let [one, two] = [1, 1].map(|user| share(&budget, user));
+        assert!(one.take(17 * MIB, None) && two.take(17 * MIB, None));
+        let (mine, theirs) = (one.queue(MIB, true), two.queue(MIB, true));
+        assert!(one.alarm.was_called());
+        assert!(!one.take(MIB, Some(&mine)) && one.take_beyond(MIB));
+        assert!(!two.take_beyond(MIB), "one at a time");
+        assert!(one.take_beyond(MIB));
+        drop(mine);
+        two.alarm.was_called();
+        one.no_more_beyond();
+        assert!(two.alarm.was_called() && two.take_beyond(MIB));
+        drop(theirs);
+        drop((one, two));
+        let state = budget.state();
+        assert!(state.used == 0 && state.beyond.is_empty());
     }
 }

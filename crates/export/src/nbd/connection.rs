@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ringtap_io::{Io, Op, OpenFile, Signal, Time};
+use ringtap_io::{Buffer, Io, Op, OpenFile, Signal, Time};
 use ringtap_vbd::Vbd;
 use rustix::net::{Shutdown, shutdown};
 
@@ -61,6 +61,8 @@ pub(super) struct Connection {
     /// Since when the client is waited for: to take a reply, and to send the rest of a payload.
     sending: Cell<Option<Time>>,
     paying: Rc<Cell<Option<Time>>>,
+    /// Since when it is to send a part of a payload that room was made for.
+    part: Cell<Option<Time>>,
     /// When the word to stop came.
     stopping: Cell<Option<u64>>,
     /// Whether another server can have the client; whether it is to leave, and whether that is between two requests.
@@ -137,6 +139,7 @@ impl Connection {
             active: Cell::new(io.now()),
             sending: Cell::new(None),
             paying: input.paying.clone(),
+            part: Cell::new(None),
             stopping: Cell::new(None),
             // What is deciphered here nobody can go on with.
             may_leave: sealer.is_none(),
@@ -239,17 +242,21 @@ impl Connection {
                 command = Err(errno::ESHUTDOWN);
             }
             let needed = command.map_or(0, |command| self.memory_for(command, &header));
-            let mut buffer = None;
+            let payload = header.payload() as usize;
+            let (mut buffer, mut room) = (None, usize::MAX);
             if needed > 0 {
-                match self.memory.take(needed).await {
-                    Ok(room) => buffer = Some(room),
+                let taken = match payload {
+                    0 => self.memory.take(needed).await.map(|buffer| (buffer, needed)),
+                    _ => self.memory.take_for_payload(needed).await,
+                };
+                match taken {
+                    Ok(taken) => (buffer, room) = (Some(taken.0), taken.1),
                     Err(_) => command = Err(errno::ENOMEM),
                 }
             }
-            let payload = header.payload() as usize;
             if payload > 0 {
                 match &mut buffer {
-                    Some(buffer) => input.payload(&self.io, socket, buffer, payload).await?,
+                    Some(buffer) => self.take_payload(input, buffer, payload, room).await?,
                     None => input.discard(&self.io, socket, payload).await?,
                 }
             }
@@ -275,6 +282,34 @@ impl Connection {
                 self.io.next_turn().await;
             }
         }
+    }
+
+    /// Take a payload, with room in the buffer for the first bytes, and for more as those come.
+    async fn take_payload(
+        &self,
+        input: &mut Input,
+        buffer: &mut Buffer,
+        payload: usize,
+        mut room: usize,
+    ) -> Result<(), Gone> {
+        let mut done = 0;
+        loop {
+            let part = done..payload.min(room);
+            done = part.end;
+            self.part.set(Some(self.io.now()));
+            input.payload(&self.io, self.socket.handle(), buffer, part).await?;
+            self.part.set(None);
+            if done == payload {
+                break;
+            }
+            room = self.memory.take_rest(room).await;
+        }
+        // A buffer is given back as large as it is.
+        while room < buffer.bytes().len() {
+            room = self.memory.take_rest(room).await;
+        }
+        self.memory.has_rest();
+        Ok(())
     }
 
     fn rules(&self) -> Rules {
@@ -425,7 +460,7 @@ impl Connection {
             self.active.set(now);
         }
         let waited = self.client_keeps_waiting(now);
-        if self.has_stalled(waited) || self.is_idle(now, rests, waited) {
+        if self.has_stalled(now) || self.is_idle(now, rests, waited) {
             close(&self.socket, Shutdown::Both);
         } else if rests && seen == self.requests.get() {
             self.memory.trim();
@@ -447,7 +482,10 @@ impl Connection {
     }
 
     /// Whether the client holds what others wait for, and does nothing to give it back.
-    fn has_stalled(&self, waited: Option<Duration>) -> bool {
+    fn has_stalled(&self, now: Time) -> bool {
+        // A byte now and then does not keep room.
+        let times = [self.sending.get(), self.part.get()];
+        let waited = times.into_iter().flatten().map(|from| since(from, now)).max();
         let stalled = waited.is_some_and(|waited| waited >= self.limits.stalled)
             && self.share.is_borrower()
             && self.share.is_wanted();

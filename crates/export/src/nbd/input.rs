@@ -1,6 +1,7 @@
 //! What a client sent: received in large runs, payloads straight to where they belong.
 
 use std::cell::Cell;
+use std::ops::Range;
 use std::rc::Rc;
 
 use ringtap_io::{Buffer, File, Io, Op, PAGE, Time};
@@ -75,19 +76,20 @@ impl Input {
         Ok(())
     }
 
-    /// Move `len` bytes into `payload`: those that are there by copying, the rest straight from
-    /// the socket.
+    /// Move a payload into the `range` that it has in a buffer: what is there by copying, the rest straight from the socket.
     pub(super) async fn payload(
         &mut self,
         io: &Io,
         socket: File,
         payload: &mut Buffer,
-        len: usize,
+        range: Range<usize>,
     ) -> Result<(), Gone> {
-        self.ahead = if len >= LARGE { PAGE } else { RUN };
-        let mut done = len.min(self.to - self.from);
-        payload.bytes_mut()[..done].copy_from_slice(&self.bytes()[..done]);
-        self.consume(done);
+        let Range { start, end: len } = range;
+        self.ahead = if len - start >= LARGE { PAGE } else { RUN };
+        let there = (len - start).min(self.to - self.from);
+        let mut done = start + there;
+        payload.bytes_mut()[start..done].copy_from_slice(&self.bytes()[..there]);
+        self.consume(there);
         while let Some(opener) = self.opener.as_mut().filter(|_| done < len) {
             self.paying.set(Some(io.now()));
             done += opener.read(io, socket, &mut payload.bytes_mut()[done..len]).await?;
@@ -178,7 +180,11 @@ mod tests {
                         continue;
                     }
                     let mut payload = io.buffer(*len).expect("memory");
-                    input.payload(&io, socket, &mut payload, *len).await.expect("bytes");
+                    // Large ones in two parts.
+                    let part = if *len > RUN { *len / 3 } else { *len };
+                    for range in [0..part, part..*len] {
+                        input.payload(&io, socket, &mut payload, range).await.expect("bytes");
+                    }
                     assert!(payload.bytes().iter().enumerate().all(|(at, b)| *b == fill(i, at)));
                 }
                 assert!(input.bytes().is_empty());

@@ -16,7 +16,8 @@ pub struct Limits {
     /// How long a connection may move no byte while no request of it is in flight on the disk; none:
     /// for ever.
     pub idle: Option<Duration>,
-    /// How long a client that holds memory of all may keep it waiting while others want some.
+    /// How long a client that holds memory of all may keep it waiting while others want some: for a byte of its replies to be taken,
+    /// or for a MiB more of a payload, or its end, to come.
     pub stalled: Duration,
     /// Requests of one connection in flight; further ones stay in its socket.
     pub requests: usize,

@@ -7,7 +7,10 @@ use std::rc::Rc;
 use ringtap_io::{Buffer, Io, PAGE, Signal};
 
 use super::budget::{Share, Turn};
+use super::limits::Limits;
 
+/// Of a payload there is room for so many bytes more than have come.
+pub(super) const STEP: usize = Limits::OWN_MEMORY;
 /// Buffers are of 2^n pages; the largest holds the largest payload.
 const CLASSES: usize = 14;
 
@@ -53,13 +56,11 @@ impl Memory {
                     return buffer;
                 }
                 if turn.is_none() {
-                    turn = Some(self.share.queue(size));
+                    turn = Some(self.share.queue(size, false));
                     continue;
                 }
             }
-            self.waiting.set(self.waiting.get() + 1);
-            self.given_back.wait(&self.io).await;
-            self.waiting.set(self.waiting.get() - 1);
+            self.wait().await;
         }
     }
 
@@ -77,6 +78,64 @@ impl Memory {
             }
         }
         Some(self.new_buffer(size))
+    }
+
+    /// As [`Memory::take`], for a payload that has yet to come. Of what others could have only as much is taken as is needed for the
+    /// first bytes of it, which are told: for more [`Memory::take_rest`].
+    pub(super) async fn take_for_payload(&self, len: usize) -> Result<(Buffer, usize), i32> {
+        let size = len.max(PAGE).next_power_of_two();
+        if size <= STEP {
+            return Ok((self.take(len).await?, size));
+        }
+        while self.used_bytes.get() > 0 && self.used_bytes.get() + size > self.limit {
+            self.wait().await;
+        }
+        if let Some(buffer) = self.kept(size) {
+            return Ok((buffer, size));
+        }
+        if self.used_bytes.get() + self.spare_bytes.get() + size > self.limit {
+            self.trim();
+        }
+        self.take_share(STEP, false).await;
+        let buffer = self.io.buffer(size).inspect_err(|_| self.share.give_back(STEP))?;
+        self.used_bytes.set(self.used_bytes.get() + size);
+        Ok((buffer, STEP))
+    }
+
+    /// The payload has come as far as that: room for the next bytes of the buffer that it has. Gives how many of them there is room
+    /// for now.
+    pub(super) async fn take_rest(&self, room: usize) -> usize {
+        self.take_share(STEP, true).await;
+        room + STEP
+    }
+
+    /// All of it has come.
+    pub(super) fn has_rest(&self) {
+        self.share.no_more_beyond();
+    }
+
+    /// Wait until there are so many bytes, for the `rest` of something or not.
+    async fn take_share(&self, bytes: usize, rest: bool) {
+        let mut turn = None;
+        loop {
+            if self.share.take(bytes, turn.as_ref()) {
+                return;
+            }
+            self.trim();
+            if self.share.take(bytes, turn.as_ref()) || rest && self.share.take_beyond(bytes) {
+                return;
+            }
+            match turn {
+                None => turn = Some(self.share.queue(bytes, rest)),
+                Some(_) => self.wait().await,
+            }
+        }
+    }
+
+    async fn wait(&self) {
+        self.waiting.set(self.waiting.get() + 1);
+        self.given_back.wait(&self.io).await;
+        self.waiting.set(self.waiting.get() - 1);
     }
 
     /// As [`Memory::take`], without waiting: for little that someone needs who holds much.
@@ -205,7 +264,7 @@ mod tests {
                 let (large, small) = (large.await.expect("memory"), small.await.expect("memory"));
                 memory.give_back(large);
                 assert!(one.is_borrower() && !waits.take(16 << 20, None));
-                let turn = waits.queue(16 << 20);
+                let turn = waits.queue(16 << 20, false);
                 memory.give_back(small);
                 assert!(!one.is_borrower());
                 assert!(waits.take(16 << 20, Some(&turn)));

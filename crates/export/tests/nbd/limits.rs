@@ -1,9 +1,11 @@
 //! What one client may take, and that the others do not notice.
 
 use std::fs;
+use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 use ringtap_export::nbd::Limits;
@@ -162,6 +164,70 @@ fn who_keeps_memory_that_others_wait_for_is_closed() {
     assert_eq!(large.reply(), Reply::Simple { error: 0, cookie: 3 });
     drop(silent);
     assert!(deaf.is_closed());
+}
+
+/// What they announce and do not send keeps no room from another client of the same user.
+#[test]
+fn writers_that_stop_halfway_keep_no_room_from_others() {
+    let hour = Duration::from_secs(3600);
+    let limits = Limits { memory_of_all: 64 * MIB, stalled: hour, ..Limits::default() };
+    let served = sparse(64 << 20, How { limits, ..direct() });
+    let stalled: Vec<_> = (0..8)
+        .map(|_| {
+            let mut raw = Raw::transmit(&served.socket);
+            raw.send(&request(cmd::WRITE, 0, 1, 0, 32 << 20));
+            raw.send(&[1; 64 << 10]);
+            raw
+        })
+        .collect();
+    let mut honest = Raw::transmit(&served.socket);
+    let content = pattern(24 * MIB, 7);
+    honest.send(&request(cmd::WRITE, 0, 2, 0, 24 << 20));
+    honest.send(&content);
+    assert_eq!(honest.reply(), Reply::Simple { error: 0, cookie: 2 });
+    assert!(reads_back(&mut honest, 0, 24 * MIB) == content);
+    // Half of a request goes on where it stood.
+    let mut last = stalled.into_iter().last().expect("eight");
+    last.send(&vec![1; (32 << 20) - (64 << 10)]);
+    assert_eq!(last.reply(), Reply::Simple { error: 0, cookie: 1 });
+    assert!(reads_back(&mut last, 0, 32 * MIB).iter().all(|byte| *byte == 1));
+}
+
+/// What they have sent keeps room, though not for long: a byte now and then does not help.
+#[test]
+fn writers_that_send_a_byte_now_and_then_are_closed_where_others_wait() {
+    let second = Duration::from_secs(1);
+    let limits = Limits { memory_of_all: 64 * MIB, stalled: second, ..Limits::default() };
+    let served = sparse(64 << 20, How { limits, ..direct() });
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            let mut raw = Raw::transmit(&served.socket);
+            let over = &over;
+            scope.spawn(move || {
+                raw.0.set_write_timeout(Some(second)).expect("a time limit");
+                let announced = request(cmd::WRITE, 0, 1, 0, 32 << 20);
+                let mut sent = raw.0.write_all(&announced);
+                sent = sent.and_then(|()| raw.0.write_all(&vec![1; 6 * MIB + 5]));
+                while sent.is_ok() && !over.load(SeqCst) {
+                    std::thread::sleep(Duration::from_millis(100));
+                    sent = raw.0.write_all(&[1]);
+                }
+                // It stays connected.
+                while !over.load(SeqCst) {
+                    std::thread::sleep(Duration::from_millis(100));
+                }
+            });
+        }
+        // They have what there is.
+        std::thread::sleep(second);
+        let mut honest = Raw::transmit(&served.socket);
+        honest.send(&request(cmd::WRITE, 0, 2, 0, 16 << 20));
+        honest.send(&pattern(16 * MIB, 7));
+        let reply = honest.reply();
+        over.store(true, SeqCst);
+        assert_eq!(reply, Reply::Simple { error: 0, cookie: 2 });
+    });
 }
 
 #[test]
