@@ -72,6 +72,15 @@ impl Residence {
         *lock(&self.upon) = other;
     }
 
+    /// The image stays here after all: what it lies upon is said anew the next time, and is not kept open meanwhile. One that is
+    /// being closed, or could not be opened again, is opened upon that yet.
+    pub(crate) fn stays(&self) {
+        let Ok(state) = self.state.try_lock() else { return };
+        if matches!(*state, State::Here) {
+            self.lies_upon(None);
+        }
+    }
+
     /// The image that its own is opened upon, which is here then.
     fn below(disk: &Disk, upon: Option<&Residence>) -> Result<Option<Box<dyn Image>>, Error> {
         let Some(upon) = upon else { return Ok(None) };
@@ -125,6 +134,7 @@ impl Residence {
 
     /// A disk whose image was closed too late for another process is as it was.
     pub(crate) fn goes_on(&self) {
+        self.stays();
         let id = self.id;
         self.tell(move |running| _ = running.pending.changing.remove(&id));
     }

@@ -204,6 +204,7 @@ impl Still {
         let ended = lock(&running.handing_over).take().unwrap_or_default();
         bring_back(|| in_parallel(&self.residences, |residence| residence.take_over()));
         for served in running.disks.values() {
+            served.residence.stays();
             served.vbd.wait_again();
         }
         for (id, _, connection) in self.front_ends {
