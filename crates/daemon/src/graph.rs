@@ -53,6 +53,8 @@ pub(crate) struct Ties {
     pub(crate) upon: Option<DiskId>,
     /// Its images have names, so that it is called by that of the topmost.
     pub(crate) by_image: bool,
+    /// It was described within the one upon it, and goes when nothing lies upon it any more.
+    pub(crate) within: bool,
     /// The node that keeps the moment of which it is a view.
     pub(crate) shows: Option<String>,
 }

@@ -10,6 +10,7 @@ use toml::{Table, Value};
 
 use crate::QUEUES;
 use crate::facts::cache_name;
+use crate::graph::Ties;
 use crate::running::{Running, Served};
 use crate::{Address, Disk, OnError};
 
@@ -58,7 +59,8 @@ fn group_table(name: &str, group: &ThrottleGroup) -> Table {
 
 /// An overlay that waits to take a disk's place could not be opened beside it, and a moment ends with the server.
 pub(crate) fn stands_alone(served: &Served) -> bool {
-    served.ties.upon.is_none() && !served.ties.alone && served.ties.shows.is_none()
+    let Ties { upon, alone, within, shows, .. } = &served.ties;
+    upon.is_none() && !alone && !within && shows.is_none()
 }
 
 fn absolute(path: &Path) -> Result<String, String> {

@@ -21,6 +21,7 @@ mod protocol;
 mod tls;
 mod top;
 mod verbs;
+mod within;
 mod written;
 
 use std::path::{Path, PathBuf};

@@ -16,6 +16,7 @@ mod check;
 mod commit;
 mod copies;
 mod create;
+mod delete;
 mod dial;
 mod exports;
 mod inspect;
@@ -51,6 +52,7 @@ mod throttle;
 mod tls;
 mod upgrade;
 pub mod wire;
+mod within;
 
 pub(crate) use jobs::{
     JobStatus, JobType, tell_of_behind, tell_of_end, tell_of_pending, tell_of_phase, tell_of_ready,

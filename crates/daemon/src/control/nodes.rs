@@ -6,18 +6,15 @@ use ringtap_image::{CacheMode, Format, OpenOptions, Place, RestartChoice};
 
 use super::access::{CopyBeforeWriteOptions, SnapshotAccessOptions};
 use super::opening::{FileWish, Wish};
-use super::outgoing::Reply;
 use super::refs::{Backing, NodeOr};
 use super::refusal::Refusal;
 use super::remote::{RemoteNbd, RemoteRbd};
 use super::secrets::Qcow2Encryption;
-use super::shape::{Done, arguments, choice, words};
-use super::table::Command;
+use super::shape::{arguments, choice, words};
 use super::throttle::ThrottleLimits;
-use crate::end;
 use crate::node::is_name;
 use crate::opened::Identity;
-use crate::running::{DiskId, Running, Served, Then};
+use crate::running::{DiskId, Running, Served};
 use crate::{Disk, OnError};
 
 words! {
@@ -101,7 +98,7 @@ arguments! {
     struct Qcow2Options {
         "file" file: NodeOr<FileRef>,
         /// What lies below: what the image names, by the rules for that, where nothing is said.
-        "backing" below: Option<Backing>,
+        "backing" below: Option<Backing<Add>>,
         /// What opens it, and those below that it names, where they are encrypted.
         "encrypt" encrypt: Option<Qcow2Encryption>,
         "l2-cache-size" l2_cache_size: Option<u64>,
@@ -484,81 +481,7 @@ impl Running {
     }
 }
 
-arguments! {
-    /// `blockdev-del`
-    struct Delete { "node-name" node_name: String }
-}
-
-impl Command for Delete {
-    const NAME: &'static str = "blockdev-del";
-    type Answer = Done;
-
-    fn run(self, running: &mut Running, reply: Reply<Done>) {
-        let name = self.node_name;
-        let refuse = |text: String| Err(Refusal::new(text));
-        if running.graph.kept.contains_key(&name) {
-            return running.forget_moment(name, reply);
-        }
-        if running.is_named(&name) {
-            return reply.give(running.forget_name(&name));
-        }
-        let Some(id) = running.node(&name) else {
-            return reply.give(refuse(format!("Failed to find node with node-name='{name}'")));
-        };
-        let pending = &running.pending;
-        let changes = pending.changing.contains(&id) || pending.bitmaps_changing.contains(&id);
-        if running.is_shown(id) || changes {
-            return reply.give(refuse(format!("Node '{name}' is in use")));
-        }
-        if let Some(user) = running.user_of_disk(id) {
-            let why = format!("Node '{name}' is busy: node is used as backing hd of '{user}'");
-            return reply.give(refuse(why));
-        }
-        let Some(served) = running.take_back(id) else { return };
-        running.pending.nodes.insert(name.clone());
-        let (taken, in_file) = (name.clone(), served.ties.in_file.clone());
-        let stays = running.in_time_with("close", served, move |served| -> Then {
-            let closed = end::close(&served);
-            if let Err(error) = &closed {
-                tracing::error!("the disk {name} is closed all the same: {error}");
-            }
-            // Its lock and its restart log go with it, before anybody is told.
-            drop(served);
-            Box::new(move |running| {
-                tracing::info!("the disk {name} has gone");
-                running.pending.nodes.remove(&name);
-                running.forget_file(in_file.as_deref());
-                reply.give(closed.map(|()| Done {}).map_err(Refusal::from));
-            })
-        });
-        if let Some(served) = stays {
-            running.pending.nodes.remove(&taken);
-            running.put_back(id, served);
-        }
-    }
-}
-
 impl Running {
-    /// Forget the name of a file, or of an image that lies below no disk.
-    fn forget_name(&mut self, name: &str) -> Result<Done, Refusal> {
-        if let Some(user) = self.user_of(name).filter(|_| self.graph.files.contains_key(name)) {
-            return Err(Refusal::new(format!("Node '{name}' is in use: '{user}' lies in it")));
-        }
-        if let Some(lower) = self.graph.lower.get(name) {
-            if let Some(served) = self.upon(lower) {
-                let user = served.node();
-                return Err(Refusal::new(format!(
-                    "Node '{name}' is busy: node is used as backing hd of '{user}'"
-                )));
-            }
-        }
-        self.graph.files.remove(name);
-        if let Some(lower) = self.graph.lower.remove(name) {
-            self.forget_file(lower.in_file.as_deref());
-        }
-        Ok(Done {})
-    }
-
     /// The disk that a client means by one of the two names.
     pub(super) fn one_of(
         &self,

@@ -75,7 +75,7 @@ impl Wish {
     /// What is to lie below it.
     pub(super) fn lies_upon(
         &mut self,
-        backing: Option<Backing>,
+        backing: Option<Backing<Add>>,
         running: &Running,
     ) -> Result<(), Refusal> {
         let name = match backing {
@@ -84,6 +84,11 @@ impl Wish {
                 self.disk.options.layers = Some(1);
                 self.ties.alone = true;
                 return Ok(());
+            }
+            Some(Backing::Of(_)) => {
+                return Err(Refusal::new(
+                    "'backing' is described by blockdev-add alone: say the name of the node that lies below",
+                ));
             }
             Some(Backing::Node(name)) => name,
         };
@@ -155,7 +160,12 @@ impl Running {
         }
     }
 
-    fn open_wish(&mut self, mut wish: Box<Wish>, reply: Reply<Done>) {
+    /// Open it; `then` is done once it is there, or it is known why it will not be.
+    pub(super) fn open_wish(
+        &mut self,
+        mut wish: Box<Wish>,
+        then: impl FnOnce(&mut Running, Result<(), Refusal>) + Send + 'static,
+    ) {
         let (wrap, images) = (self.wrap.clone(), self.images());
         let file = wish.named_with_it.and(wish.ties.in_file.clone());
         let names: Vec<String> = wish.disk.node_name.clone().into_iter().chain(file).collect();
@@ -165,10 +175,8 @@ impl Running {
             let opened = wish.open(&wrap, &images);
             Box::new(move |running| {
                 names.iter().for_each(|name| _ = running.pending.nodes.remove(name));
-                reply.give(opened.map(|(vbd, file)| {
-                    running.has_come(*wish, vbd, file);
-                    Done {}
-                }));
+                let end = opened.map(|(vbd, file)| running.has_come(*wish, vbd, file));
+                then(running, end);
             })
         });
         if let Err(error) = begun {
@@ -217,6 +225,19 @@ impl Command for Add {
     type Answer = Done;
 
     fn run(self, running: &mut Running, reply: Reply<Done>) {
+        match self.laid_out(running) {
+            Ok((below, add)) if below.is_empty() => add.run_alone(running, reply),
+            Ok((mut below, add)) => {
+                below.push_back(add);
+                running.add_in_turn(below, vec![], reply);
+            }
+            Err(refusal) => reply.give(Err(refusal)),
+        }
+    }
+}
+
+impl Add {
+    fn run_alone(self, running: &mut Running, reply: Reply<Done>) {
         let asked = match self.asked(running) {
             Ok(asked) => asked,
             Err(refusal) => return reply.give(Err(refusal)),
@@ -230,7 +251,9 @@ impl Command for Add {
             return reply.give(Err(Refusal::new(text)));
         }
         match asked {
-            Asked::Disk(wish) => running.open_wish(wish, reply),
+            Asked::Disk(wish) => {
+                running.open_wish(wish, |_, end| reply.give(end.map(|()| Done {})));
+            }
             Asked::File(name, wish) => running.open_file(name, wish, reply),
             Asked::Keep(name, of) => running.keep_moment(name, &of, reply),
             Asked::Show(name, of) => reply.give(running.show_moment(name, of)),

@@ -30,30 +30,30 @@ impl<T: Read> Read for NodeOr<T> {
     }
 }
 
-/// What lies below an image: a node, or nothing.
+/// What lies below an image: a node by its name, what a node would be, or nothing.
 #[derive(Debug)]
-pub(crate) enum Backing {
+pub(crate) enum Backing<T> {
     Node(String),
+    Of(Box<T>),
     Nothing,
 }
 
-impl Shape for Backing {
+impl<T: Shape> Shape for Backing<T> {
     fn shape(schema: &mut Schema) -> String {
+        let of = T::shape(schema);
         let name = String::shape(schema);
         let nothing = schema.builtin("null", "null");
-        schema.alternate("Backing", &[&name, &nothing])
+        schema.alternate("Backing", &[&of, &name, &nothing])
     }
 }
 
-impl Read for Backing {
-    fn read(value: Value, at: &str) -> Result<Backing, Refusal> {
+impl<T: Read> Read for Backing<T> {
+    fn read(value: Value, at: &str) -> Result<Backing<T>, Refusal> {
         match value {
             Value::String(name) => Ok(Backing::Node(name)),
             Value::Null => Ok(Backing::Nothing),
-            Value::Object(_) => Err(Refusal::new(format!(
-                "Parameter '{at}' takes a node's name or null: add what lies below by a blockdev-add of its own"
-            ))),
-            _ => Err(wrong_type(at, "string or null")),
+            Value::Object(_) => Box::read(value, at).map(Backing::Of),
+            _ => Err(wrong_type(at, "object, string or null")),
         }
     }
 }

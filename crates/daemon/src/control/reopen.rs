@@ -56,6 +56,7 @@ impl Reopen {
         (own.keeping, own.placement) = (is.keeping.clone(), is.placement.clone());
         own.on_error = own.on_error.or(is.on_error);
         own.logical_block_size = own.logical_block_size.or(is.logical_block_size);
+        wish.ties.within = served.ties.within;
         let (old, new) = (&served.disk, &wish.disk);
         let same = [
             ("driver", old.options.format == new.options.format),

@@ -193,8 +193,10 @@ impl BlockStream {
         let all = new.with_upon();
         let begun = running.begin_job(new, move |job| {
             work(job)?;
-            Ok(Box::new(move |running: &mut Running| all.iter().for_each(|of| running.retie(*of)))
-                as Then)
+            Ok(Box::new(move |running: &mut Running| {
+                all.iter().for_each(|of| running.retie(*of));
+                running.close_unused(Box::new(|_| ()));
+            }) as Then)
         });
         begun.map(|()| Done {}).map_err(Refusal::from)
     }

@@ -10,9 +10,9 @@ use super::refusal::Refusal;
 use super::schema::Schema;
 use super::shape::{Done, Take, Write, arguments, whole, words};
 use super::{
-    about, active, backups, bitmaps, check, commit, copies, create, exports, inspect, jobs, moment,
-    nbd_server, nodes, pause, query, regions, reopen, resize, room, secrets, snapshot, stream,
-    throttle, upgrade,
+    about, active, backups, bitmaps, check, commit, copies, create, delete, exports, inspect, jobs,
+    moment, nbd_server, nodes, pause, query, regions, reopen, resize, room, secrets, snapshot,
+    stream, throttle, upgrade,
 };
 use crate::events::Event;
 use crate::running::Running;
@@ -127,7 +127,7 @@ const COMMANDS: &[Entry] = &[
     Entry::of::<inspect::Inspect>(),
     Entry::of::<check::Check>(),
     Entry::of::<nodes::Add>(),
-    Entry::of::<nodes::Delete>(),
+    Entry::of::<delete::Delete>(),
     Entry::of::<create::BlockdevCreate>(),
     Entry::of::<reopen::Reopen>(),
     Entry::of::<active::SetActive>(),

@@ -138,6 +138,9 @@ pub(crate) struct DiskNames {
     /// Nothing was to lie below its image.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) alone: bool,
+    /// It was described within the one upon it, and goes with that.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) within: bool,
 }
 
 const DRIVERS: [&str; 4] = ["file", "host_device", "nbd", "rbd"];
@@ -185,8 +188,9 @@ impl Names {
 
 impl DiskNames {
     fn say_something(&self) -> bool {
-        let DiskNames { in_file, by_image, upon, layers, alone, disk: _ } = self;
-        in_file.is_some() || *by_image || upon.is_some() || layers.is_some() || *alone
+        let DiskNames { in_file, by_image, upon, layers, alone, within, disk: _ } = self;
+        let (is_upon, is_some) = (upon.is_some() || layers.is_some(), *by_image || *within);
+        in_file.is_some() || is_upon || is_some || *alone
     }
 }
 
@@ -247,6 +251,7 @@ impl Running {
                 upon: self.upon_passed(&lying, *id)?,
                 layers: served.disk.options.layers.and_then(|_| depth(served)),
                 alone: served.ties.alone,
+                within: served.ties.within,
             })
         });
         let disks = disks.collect::<Result<Vec<_>, String>>()?;
@@ -369,6 +374,7 @@ impl Running {
             served.ties.in_file.clone_from(&named.in_file);
             served.ties.by_image = named.by_image;
             served.ties.alone = named.alone;
+            served.ties.within = named.within;
         }
         Ok(())
     }
