@@ -9,9 +9,8 @@ use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 
+use ringtap_sandbox::ask;
 use ringtap_stores::Store;
-use rustix::fs::XattrFlags;
-use rustix::io::Errno;
 
 use crate::{OpenError, OpenOptions};
 
@@ -26,7 +25,7 @@ const UNFINISHED: &str = "user.ringtap.unfinished";
 /// [`finished`]. False where the file system keeps no notes.
 pub fn unfinished(path: &Path, verb: &str) -> bool {
     !ringtap_stores::is_store(path)
-        && rustix::fs::setxattr(path, UNFINISHED, verb.as_bytes(), XattrFlags::empty()).is_ok()
+        && ask::set_attribute(path, UNFINISHED, Some(verb.as_bytes())).is_ok()
 }
 
 /// The work has ended well.
@@ -34,11 +33,14 @@ pub fn finished(path: &Path) -> io::Result<()> {
     if ringtap_stores::is_store(path) {
         return Ok(());
     }
-    match rustix::fs::removexattr(path, UNFINISHED) {
-        Ok(()) | Err(Errno::NODATA | Errno::NOTSUP) => Ok(()),
-        // Device nodes take none.
-        Err(Errno::PERM) if unfinished_work(path).is_none() => Ok(()),
-        Err(error) => Err(error.into()),
+    match ask::set_attribute(path, UNFINISHED, None) {
+        // Device nodes take none, and some file systems.
+        Err(error)
+            if error.kind() == io::ErrorKind::NotFound || unfinished_work(path).is_some() =>
+        {
+            Err(error)
+        }
+        _ => Ok(()),
     }
 }
 

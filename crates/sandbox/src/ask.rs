@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::Duration;
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{FileType, Mode, OFlags, XattrFlags};
 use rustix::io::Errno;
 
 use crate::broker::{ask, ask_with, is_there};
@@ -114,15 +114,28 @@ pub fn attribute(path: &Path, name: &str) -> Option<io::Result<Vec<u8>>> {
     })
 }
 
-/// Write that down, or forget it; nothing where there is no broker, or no need of it yet.
-pub fn set_attribute(path: &Path, name: &str, value: Option<&[u8]>) -> Option<io::Result<()>> {
-    has_rights().then(|| {
+/// Write that down, or forget it. Who is confined does neither itself.
+pub fn set_attribute(path: &Path, name: &str, value: Option<&[u8]>) -> io::Result<()> {
+    if has_rights() {
+        // Only those have attributes that anybody may set; and a device that is closed is looked at by the host.
+        if name.starts_with("user.") && !file_type(path)?.is_file() {
+            return Err(Errno::PERM.into());
+        }
         let file = open(path, OFlags::RDWR)?;
         let call = Call { first: name.as_bytes(), ..Call::new(What::SetAttribute) };
         let call =
             Call { second: value.unwrap_or_default(), ..call }.number(value.is_some().into());
-        ask_with(&call, &[file.as_fd()]).ok_or(Errno::IO)?.map(drop)
-    })
+        return ask_with(&call, &[file.as_fd()]).ok_or(Errno::IO)?.map(drop);
+    }
+    match value {
+        Some(value) => rustix::fs::setxattr(path, name, value, XattrFlags::empty())?,
+        None => rustix::fs::removexattr(path, name)?,
+    }
+    Ok(())
+}
+
+fn file_type(path: &Path) -> io::Result<FileType> {
+    Ok(FileType::from_raw_mode(rustix::fs::stat(path)?.st_mode))
 }
 
 /// Say what has become of an upgrade to who waits for that.

@@ -535,10 +535,13 @@ fn said_of(holder: Option<Holder>) -> Answer {
 }
 
 /// What Ringtap alone writes down, where only root can.
-const OURS: &[u8] = b"trusted.ringtap.";
+const ROOTS: &[u8] = b"trusted.ringtap.";
+/// The same, where whoever may write the file can. Those are set by the broker as well, for the kernel does not ask whether
+/// the file is open for writing, nor does landlock: who is confined may set none.
+const ANYBODYS: &[u8] = b"user.ringtap.";
 
 fn attribute(file: &OwnedFd, call: &Call<'_>) -> io::Result<Answer> {
-    if !call.first.starts_with(OURS) {
+    if !call.first.starts_with(ROOTS) {
         return Err(Errno::PERM.into());
     }
     let mut text = vec![0; LONGEST - 8];
@@ -549,8 +552,10 @@ fn attribute(file: &OwnedFd, call: &Call<'_>) -> io::Result<Answer> {
 
 /// Of a file that the server could write to.
 fn set_attribute(file: &OwnedFd, call: &Call<'_>) -> io::Result<Answer> {
-    let may = rustix::fs::fcntl_getfl(file)?.contains(OFlags::RDWR);
-    if !call.first.starts_with(OURS) || !may {
+    // Not that of neither (3), which nobody was asked for.
+    let may = rustix::fs::fcntl_getfl(file)? & OFlags::ACCMODE == OFlags::RDWR;
+    let ours = [ROOTS, ANYBODYS].iter().any(|it| call.first.starts_with(it));
+    if !ours || !may {
         return Err(Errno::PERM.into());
     }
     match call.numbers[0] {

@@ -355,12 +355,21 @@ fn attributes_are_ringtaps_own_of_a_file_that_may_be_written() {
         call.number(1)
     };
     let get = |name: &'static [u8]| Call { first: name, ..Call::new(What::Attribute) };
-    for name in [&b"security.capability"[..], b"trusted.overlay.opaque", b"user.ringtap.x", b""] {
+    for name in [&b"security.capability"[..], b"trusted.overlay.opaque", b"user.another", b""] {
         bench.refuses_with(set(name), vec![open(true)], Errno::PERM);
         bench.refuses_with(get(name), vec![open(false)], Errno::PERM);
     }
     let ours = b"trusted.ringtap.test";
-    bench.refuses_with(set(ours), vec![open(false)], Errno::PERM);
+    bench.refuses_with(get(b"user.ringtap.test"), vec![open(false)], Errno::PERM);
+    // Opened for neither nobody was asked whether it may be.
+    let neither = || {
+        let flags = OFlags::ACCMODE | OFlags::CLOEXEC;
+        rustix::fs::open(&path, flags, Mode::empty()).expect("the file")
+    };
+    for name in [&ours[..], b"user.ringtap.test"] {
+        bench.refuses_with(set(name), vec![open(false)], Errno::PERM);
+        bench.refuses_with(set(name), vec![neither()], Errno::PERM);
+    }
     bench.refuses(set(ours), Errno::BADF);
     bench.refuses(get(ours), Errno::BADF);
 }

@@ -15,6 +15,8 @@ pub(crate) struct Wanted {
     pub(crate) rings: bool,
     /// It makes sockets itself: it has no broker, or a library does.
     pub(crate) sockets: bool,
+    /// It binds sockets itself, which have a mode: it has no broker.
+    pub(crate) modes: bool,
 }
 
 /// Descriptors and memory that are there, threads, time.
@@ -131,10 +133,8 @@ const USUAL: &[libc::c_long] = &[
     libc::SYS_landlock_restrict_self,
 ];
 
-/// Files by their names: landlock says which.
+/// Files by their names: landlock says which. It looks at no change of a mode, an owner or an attribute, so there is none.
 const FILES: &[libc::c_long] = &[
-    libc::SYS_openat,
-    libc::SYS_openat2,
     libc::SYS_fstat,
     libc::SYS_newfstatat,
     libc::SYS_statx,
@@ -145,36 +145,24 @@ const FILES: &[libc::c_long] = &[
     libc::SYS_getdents64,
     libc::SYS_getcwd,
     libc::SYS_readlinkat,
-    libc::SYS_truncate,
     libc::SYS_renameat,
     libc::SYS_renameat2,
     libc::SYS_linkat,
     libc::SYS_unlinkat,
     libc::SYS_mkdirat,
     libc::SYS_mknodat,
-    libc::SYS_fchmod,
-    libc::SYS_fchmodat,
-    libc::SYS_fchown,
-    libc::SYS_fchownat,
     libc::SYS_umask,
-    libc::SYS_utimensat,
     libc::SYS_getxattr,
     libc::SYS_fgetxattr,
     libc::SYS_lgetxattr,
-    libc::SYS_setxattr,
-    libc::SYS_fsetxattr,
-    libc::SYS_removexattr,
-    libc::SYS_fremovexattr,
     libc::SYS_listxattr,
     libc::SYS_flistxattr,
     libc::SYS_name_to_handle_at,
-    libc::SYS_open_by_handle_at,
 ];
 
 /// The same, of machines that have had them for long.
 #[cfg(target_arch = "x86_64")]
 const OLDER: &[libc::c_long] = &[
-    libc::SYS_open,
     libc::SYS_creat,
     libc::SYS_stat,
     libc::SYS_lstat,
@@ -186,9 +174,6 @@ const OLDER: &[libc::c_long] = &[
     libc::SYS_mkdir,
     libc::SYS_rmdir,
     libc::SYS_mknod,
-    libc::SYS_chmod,
-    libc::SYS_chown,
-    libc::SYS_lchown,
     libc::SYS_pipe,
     libc::SYS_dup2,
     libc::SYS_poll,
@@ -224,6 +209,8 @@ const CONNECTED: &[libc::c_long] = &[
 
 const NEW_SOCKETS: &[libc::c_long] = &[libc::SYS_socket, libc::SYS_bind, libc::SYS_connect];
 
+const MODES: &[libc::c_long] = &[libc::SYS_fchmod];
+
 const RINGS: &[libc::c_long] =
     &[libc::SYS_io_uring_setup, libc::SYS_io_uring_enter, libc::SYS_io_uring_register];
 
@@ -247,7 +234,9 @@ fn rules(wanted: Wanted) -> Result<Rules, seccompiler::BackendError> {
     let mut lists = vec![USUAL, FILES, OLDER, CONNECTED];
     lists.extend(wanted.rings.then_some(RINGS));
     lists.extend(wanted.sockets.then_some(NEW_SOCKETS));
+    lists.extend(wanted.modes.then_some(MODES));
     let mut rules: Rules = lists.into_iter().flatten().map(|call| (*call, vec![])).collect();
+    of_files(&mut rules)?;
     // No code but what is there already.
     let exec = libc::PROT_EXEC as u32;
     rules.insert(libc::SYS_mmap, vec![masked(2, exec, 0)?]);
@@ -281,6 +270,28 @@ fn rules(wanted: Wanted) -> Result<Rules, seccompiler::BackendError> {
     prctls.push(SeccompRule::new(vec![is(0, libc::PR_SET_DUMPABLE as u64)?, is(1, 0)?])?);
     rules.insert(libc::SYS_prctl, prctls);
     Ok(rules)
+}
+
+/// How files are opened, of those calls whose arguments decide.
+fn of_files(rules: &mut Rules) -> Result<(), seccompiler::BackendError> {
+    // Opened for neither reading nor writing (3) landlock would let it pass, and `ioctl` works. openat2 has its flags in memory,
+    // where no filter looks; who asks does without (`walk.rs`).
+    let opened = |flags: u8| {
+        let these = [libc::O_RDONLY, libc::O_WRONLY, libc::O_RDWR].into_iter();
+        these
+            .map(|it| masked(flags, libc::O_ACCMODE as u32, it as u32))
+            .collect::<Result<Vec<_>, _>>()
+    };
+    rules.insert(libc::SYS_openat, opened(2)?);
+    #[cfg(target_arch = "x86_64")]
+    rules.insert(libc::SYS_open, opened(1)?);
+    // To see whether it is there.
+    let held = libc::O_PATH as u32;
+    rules.insert(libc::SYS_open_by_handle_at, vec![masked(2, held, held)?]);
+    // The times of a file that is open.
+    let nothing = SeccompCondition::new(1, Len::Qword, Cmp::Eq, 0)?;
+    rules.insert(libc::SYS_utimensat, vec![SeccompRule::new(vec![nothing])?]);
+    Ok(())
 }
 
 fn program(rules: Rules, others: SeccompAction, these: SeccompAction) -> io::Result<BpfProgram> {

@@ -116,7 +116,7 @@ pub fn confine(walls: &Walls) -> Confined {
         }
     };
     let supervised = rings && has_broker && tried("restricted rings", restrict_rings());
-    let wanted = Wanted { rings, sockets: network || !has_broker };
+    let wanted = Wanted { rings, sockets: network || !has_broker, modes: !has_broker };
     tried("seccomp", calls::restrict(wanted));
     Confined { user, lacking, files, rings: supervised }
 }

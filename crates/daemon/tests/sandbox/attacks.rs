@@ -13,6 +13,8 @@ use std::time::Duration;
 use io_uring::{IoUring, Parameters, opcode, squeue, types};
 use ringtap_sandbox::{DeviceAct, DeviceWish, ask};
 
+use super::modes;
+
 /// What is aimed at.
 pub struct Aims {
     /// An image beside the disk's.
@@ -54,6 +56,7 @@ pub fn attack(aims: &Aims) {
         Err(error) => eprintln!("attack: {name}: refused: {error}"),
     };
     files(aims, &tell);
+    modes::attack(&aims.other, &tell);
     processes(aims, &tell);
     root(aims, &tell);
     sockets(aims, &tell);
@@ -64,7 +67,7 @@ pub fn attack(aims: &Aims) {
     eprintln!("attack: the end: reached");
 }
 
-type Tell<'a> = &'a dyn Fn(&str, io::Result<()>);
+pub type Tell<'a> = &'a dyn Fn(&str, io::Result<()>);
 
 fn files(aims: &Aims, tell: Tell<'_>) {
     let writable = |path: &Path| File::options().read(true).write(true).open(path).map(drop);
@@ -80,7 +83,7 @@ fn files(aims: &Aims, tell: Tell<'_>) {
     tell("read another's memory", File::open(format!("/proc/{}/mem", aims.parent)).map(drop));
 }
 
-trait Custom {
+pub trait Custom {
     fn custom(&mut self, flags: i32) -> &mut Self;
 }
 
@@ -97,7 +100,7 @@ fn made(path: &Path) -> io::Result<()> {
     fs::remove_file(path)
 }
 
-fn code(result: i64) -> io::Result<()> {
+pub fn code(result: i64) -> io::Result<()> {
     if result < 0 { Err(Error::last_os_error()) } else { Ok(()) }
 }
 

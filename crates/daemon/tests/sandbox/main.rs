@@ -5,6 +5,7 @@
 //! nothing. It has no harness, for a server confines itself while it has one thread.
 
 mod attacks;
+mod modes;
 mod ublk;
 
 use std::collections::BTreeMap;

@@ -18,7 +18,6 @@ use std::io;
 use std::path::Path;
 
 use ringtap_sandbox::ask;
-use rustix::fs::XattrFlags;
 
 use crate::{Format, OpenError, OpenOptions, Place, probe};
 
@@ -50,7 +49,7 @@ pub fn format(path: &Path) -> Option<Format> {
 
 /// Write down the format of an image.
 pub fn set_format(path: &Path, format: Format) -> io::Result<()> {
-    let set = rustix::fs::setxattr(path, FORMAT, format.name().as_bytes(), XattrFlags::empty());
+    let set = ask::set_attribute(path, FORMAT, Some(format.name().as_bytes()));
     let attribute = set.is_ok();
     let kept = (!attribute).then(|| format.name().to_owned());
     Kept::change(path, attribute, |own| own.format = kept)
@@ -58,7 +57,7 @@ pub fn set_format(path: &Path, format: Format) -> io::Result<()> {
 
 /// Forget what was written down, for it is not so any more.
 pub fn forget_format(path: &Path) {
-    let _ = rustix::fs::removexattr(path, FORMAT);
+    let _ = ask::set_attribute(path, FORMAT, None);
     let _ = Kept::change(path, true, |own| own.format = None);
 }
 

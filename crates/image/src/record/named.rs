@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 
 use ringtap_sandbox::ask;
 use ringtap_stores::is_store;
-use rustix::fs::XattrFlags;
 use serde::{Deserialize, Serialize};
 
 use super::kept::Kept;
@@ -199,15 +198,12 @@ pub fn set_owner(image: &Place, data: &Place) -> io::Result<()> {
 /// False where that cannot be, for whatever reason.
 pub(super) fn set_attribute(path: &Path, name: &str, value: &impl Serialize) -> io::Result<bool> {
     let text = serde_json::to_vec(value)?;
-    let set = ask::set_attribute(path, name, Some(&text))
-        .unwrap_or_else(|| Ok(rustix::fs::setxattr(path, name, &text, XattrFlags::empty())?));
-    Ok(set.is_ok())
+    Ok(ask::set_attribute(path, name, Some(&text)).is_ok())
 }
 
 /// False where that cannot be, or it is not there.
 pub(super) fn remove_attribute(path: &Path, name: &str) -> bool {
-    let removed = ask::set_attribute(path, name, None);
-    removed.unwrap_or_else(|| Ok(rustix::fs::removexattr(path, name)?)).is_ok()
+    ask::set_attribute(path, name, None).is_ok()
 }
 
 /// An image and its data file are being opened: they must belong together, and do from now on where the image is

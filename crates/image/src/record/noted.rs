@@ -3,8 +3,7 @@
 use std::io;
 use std::path::Path;
 
-use rustix::fs::XattrFlags;
-use rustix::io::Errno;
+use ringtap_sandbox::ask;
 
 use super::attribute;
 use super::kept::Kept;
@@ -47,17 +46,16 @@ pub(crate) fn noted_log(path: &Path) -> Option<Note> {
 /// Note that the image at `path` has a log, on that boot and as the file of that number.
 pub(crate) fn note_log(path: &Path, boot: u128, file: u64) -> io::Result<()> {
     let text = text(boot, file);
-    let set = rustix::fs::setxattr(path, LOG, text.as_bytes(), XattrFlags::empty());
+    let set = ask::set_attribute(path, LOG, Some(text.as_bytes()));
     keep(path, set.is_err().then_some(text))
 }
 
 /// It has none any more.
 pub(crate) fn forget_log(path: &Path) -> io::Result<()> {
-    match rustix::fs::removexattr(path, LOG) {
-        Ok(()) | Err(Errno::NODATA | Errno::OPNOTSUPP) => {}
+    match ask::set_attribute(path, LOG, None) {
         // Where none may be removed none could be set.
-        Err(_) if attribute(path, LOG).is_none() => {}
-        Err(error) => return Err(error.into()),
+        Err(error) if attribute(path, LOG).is_some() => return Err(error),
+        _ => {}
     }
     keep(path, None)
 }
