@@ -41,7 +41,6 @@ const USUAL: &[libc::c_long] = &[
     libc::SYS_close_range,
     libc::SYS_dup,
     libc::SYS_dup3,
-    libc::SYS_fcntl,
     libc::SYS_flock,
     libc::SYS_fsync,
     libc::SYS_fdatasync,
@@ -85,16 +84,12 @@ const USUAL: &[libc::c_long] = &[
     // Answered with ENOSYS: its flags lie in memory, where no filter looks. Who asks takes `clone` then.
     libc::SYS_clone3,
     libc::SYS_set_robust_list,
-    libc::SYS_get_robust_list,
     libc::SYS_set_tid_address,
     libc::SYS_rseq,
     libc::SYS_futex,
     libc::SYS_futex_waitv,
     libc::SYS_sched_yield,
     libc::SYS_sched_getaffinity,
-    libc::SYS_sched_setaffinity,
-    libc::SYS_sched_getparam,
-    libc::SYS_sched_getscheduler,
     libc::SYS_getpriority,
     libc::SYS_getcpu,
     libc::SYS_exit,
@@ -117,7 +112,6 @@ const USUAL: &[libc::c_long] = &[
     libc::SYS_getrusage,
     libc::SYS_getrlimit,
     libc::SYS_setrlimit,
-    libc::SYS_prlimit64,
     libc::SYS_times,
     libc::SYS_sysinfo,
     libc::SYS_uname,
@@ -228,6 +222,11 @@ fn equal(argument: u8, value: u32) -> Result<SeccompRule, seccompiler::BackendEr
     masked(argument, u32::MAX, value)
 }
 
+fn none_of(argument: u8, values: &[u64]) -> Result<SeccompRule, seccompiler::BackendError> {
+    let not = |value: &u64| SeccompCondition::new(argument, Len::Dword, Cmp::Ne, *value);
+    SeccompRule::new(values.iter().map(not).collect::<Result<_, _>>()?)
+}
+
 type Rules = BTreeMap<libc::c_long, Vec<SeccompRule>>;
 
 fn rules(wanted: Wanted) -> Result<Rules, seccompiler::BackendError> {
@@ -249,10 +248,26 @@ fn rules(wanted: Wanted) -> Result<Rules, seccompiler::BackendError> {
     rules.insert(libc::SYS_tgkill, vec![equal(0, own)?]);
     // None at all: to learn whether a process is there, whose lock it would be.
     rules.insert(libc::SYS_kill, vec![equal(0, own)?, equal(1, 0)?]);
+    // What is asked, and set, of its own threads: those of no other process.
+    for call in [
+        libc::SYS_prlimit64,
+        libc::SYS_sched_setaffinity,
+        libc::SYS_sched_getparam,
+        libc::SYS_sched_getscheduler,
+        libc::SYS_get_robust_list,
+    ] {
+        rules.insert(call, vec![equal(0, 0)?, equal(0, own)?]);
+    }
+    // No signals by the kernel's hand, of which it asks nobody before 6.12.
+    const F_SETSIG: i32 = 10;
+    const F_SETOWN_EX: i32 = 15;
+    let owners = [libc::F_SETOWN, F_SETSIG, F_SETOWN_EX].map(|it| it as u64);
+    rules.insert(libc::SYS_fcntl, vec![none_of(1, &owners)?]);
+    const FIOSETOWN: u64 = 0x8901;
+    const SIOCSPGRP: u64 = 0x8902;
     // Nothing typed into a terminal that it may have inherited.
-    let typed = SeccompCondition::new(1, Len::Dword, Cmp::Ne, libc::TIOCSTI)?;
-    let selected = SeccompCondition::new(1, Len::Dword, Cmp::Ne, libc::TIOCLINUX)?;
-    rules.insert(libc::SYS_ioctl, vec![SeccompRule::new(vec![typed, selected])?]);
+    let refused = [libc::TIOCSTI, libc::TIOCLINUX, FIOSETOWN, SIOCSPGRP];
+    rules.insert(libc::SYS_ioctl, vec![none_of(1, &refused)?]);
     const NAME_MEMORY: i32 = 0x5356_4d41;
     let prctls = [
         libc::PR_SET_NAME,

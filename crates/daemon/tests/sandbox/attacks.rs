@@ -58,6 +58,7 @@ pub fn attack(aims: &Aims) {
     files(aims, &tell);
     modes::attack(&aims.other, &tell);
     processes(aims, &tell);
+    signals(aims, &tell);
     root(aims, &tell);
     sockets(aims, &tell);
     rings(aims, &tell);
@@ -149,6 +150,37 @@ fn processes(aims: &Aims, tell: Tell<'_>) {
     let mapped = if code == libc::MAP_FAILED { Err(Error::last_os_error()) } else { Ok(()) };
     tell("code of its own", mapped);
 }
+
+/// What of another process can be set, and signals that the kernel sends in a file's name. Nothing is changed by it.
+#[allow(clippy::undocumented_unsafe_blocks)]
+fn signals(aims: &Aims, tell: Tell<'_>) {
+    let parent = aims.parent as i32;
+    let mut limit = libc::rlimit64 { rlim_cur: 0, rlim_max: 0 };
+    let null = std::ptr::null();
+    let limited = unsafe { libc::prlimit64(parent, libc::RLIMIT_CPU, null, &mut limit) };
+    tell("limit another's processor time", code(limited.into()));
+    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    let size = size_of_val(&set);
+    let placed = unsafe {
+        libc::sched_getaffinity(parent, size, &mut set);
+        libc::sched_setaffinity(parent, size, &set)
+    };
+    tell("say where another runs", code(placed.into()));
+    let file = fs::File::open("/dev/null").expect("a file");
+    let number = file.as_raw_fd();
+    let owned = unsafe { libc::fcntl(number, libc::F_SETOWN, parent) };
+    tell("have the kernel send another signals", code(owned.into()));
+    let kill = unsafe { libc::fcntl(number, F_SETSIG, libc::SIGTERM) };
+    tell("say which signals", code(kill.into()));
+    let (ours, _theirs) = std::os::unix::net::UnixStream::pair().expect("sockets");
+    let owned = unsafe { libc::ioctl(ours.as_raw_fd(), FIOSETOWN, &raw const parent) };
+    tell("have the kernel send another signals by a socket", code(owned.into()));
+}
+
+/// Source: asm-generic/fcntl.h.
+const F_SETSIG: i32 = 10;
+/// Source: asm-generic/sockios.h.
+const FIOSETOWN: libc::Ioctl = 0x8901;
 
 /// What root has, and the broker with it.
 #[allow(clippy::undocumented_unsafe_blocks)]
