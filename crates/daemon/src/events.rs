@@ -1,11 +1,8 @@
 //! What a serving process waits for: signals, and servers that end by themselves.
 
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 
 use ringtap_io::Panic;
@@ -159,36 +156,23 @@ pub(crate) fn contained<T>(work: impl FnOnce() -> T) -> Option<T> {
     Panic::catch(work).ok()
 }
 
-/// The socket of the service manager, for who may make none later.
-static MANAGER: OnceLock<UnixDatagram> = OnceLock::new();
-
-/// Connect to the service manager, if there is one.
+/// Have the service manager take what the broker tells it, which is another process (systemd 254; before that the unit says so).
 pub(crate) fn prepare_notify() {
-    let Some(name) = std::env::var_os("NOTIFY_SOCKET") else { return };
-    let address = match name.as_bytes() {
-        [b'@', abstract_name @ ..] => SocketAddr::from_abstract_name(abstract_name),
-        _ => SocketAddr::from_pathname(&name),
-    };
-    let connected = || {
-        let socket = UnixDatagram::unbound()?;
-        socket.connect_addr(&address?).map(|()| socket)
-    };
-    // What is wrong with it is told by who tells something.
-    if let Ok(socket) = connected() {
-        let _first = MANAGER.set(socket);
+    const FROM_ALL: NotifyState<'_> = NotifyState::Custom("NOTIFYACCESS=all");
+    if ringtap_sandbox::is_there() {
+        // What is wrong with it is told by who tells something.
+        let _ = sd_notify::notify(&[FROM_ALL]);
     }
 }
 
 /// Tell the service manager.
 pub(crate) fn notify(states: &[NotifyState]) {
-    let told = match MANAGER.get() {
-        None => sd_notify::notify(states),
-        Some(socket) => {
-            let lines: String = states.iter().map(|state| format!("{state}\n")).collect();
-            socket.send(lines.as_bytes()).map(drop)
-        }
-    };
-    if let Err(error) = told {
+    if std::env::var_os("NOTIFY_SOCKET").is_none() {
+        return;
+    }
+    let lines: String = states.iter().map(|state| format!("{state}\n")).collect();
+    let told = ringtap_sandbox::ask::notify(&lines);
+    if let Err(error) = told.unwrap_or_else(|| sd_notify::notify(states)) {
         tracing::warn!("cannot tell the service manager: {error}");
     }
 }

@@ -145,6 +145,12 @@ pub fn tell_asker(text: &str) -> io::Result<()> {
         .map_or_else(|| tell_asker_here(std::process::id(), text.as_bytes()), |end| end.map(drop))
 }
 
+/// Tell the service manager; nothing where there is no broker, or no need of it yet.
+pub fn notify(text: &str) -> Option<io::Result<()>> {
+    let call = Call { second: text.as_bytes(), ..Call::new(What::Notify) };
+    has_rights().then(|| ask(&call).ok_or(Errno::IO)?.map(drop))
+}
+
 /// Whether a process has mapped a file at an address so that it sees no change of others, nor they one of its own. A broker
 /// looks at files without a name alone, as the memory of guests is.
 pub fn keeps_private(process: u32, file: BorrowedFd<'_>, address: u64) -> bool {

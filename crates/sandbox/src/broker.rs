@@ -23,6 +23,7 @@ use crate::call::{Answer, Call, LONGEST, What, as_path, receive, send};
 use crate::devices::{DeviceDone, DeviceWish, Devices};
 use crate::holder::{self, Holder, Locked};
 use crate::list::{List, absolute};
+use crate::manager;
 use crate::maps;
 use crate::next;
 use crate::notifier::Notifier;
@@ -474,6 +475,11 @@ impl Broker {
             What::LetGo => refused(),
             What::Tell => {
                 tell_asker(self.server, call.second).map(|()| Done::Now(Answer::default()))
+            }
+            What::Notify => {
+                let (text, server) = (call.second.to_vec(), self.server);
+                let next = self.next.as_ref().map(Child::id);
+                later(move || manager::tell(&text, server, next).map(|()| Answer::default()))
             }
         }
     }

@@ -67,10 +67,12 @@ pub(crate) enum What {
     Look,
     /// The socket there removed, where it is that one: the first number is its device's, the second its file's.
     Remove,
+    /// What the service manager is told.
+    Notify,
 }
 
 impl What {
-    const ALL: [What; 21] = [
+    const ALL: [What; 22] = [
         What::Allow,
         What::Seal,
         What::Bind,
@@ -92,6 +94,7 @@ impl What {
         What::Owner,
         What::Look,
         What::Remove,
+        What::Notify,
     ];
 }
 

@@ -182,9 +182,8 @@ const OLDER: &[libc::c_long] = &[
 #[cfg(not(target_arch = "x86_64"))]
 const OLDER: &[libc::c_long] = &[];
 
-/// Sockets that are there. A pair of them reaches nobody else.
+/// Sockets that are there.
 const CONNECTED: &[libc::c_long] = &[
-    libc::SYS_socketpair,
     libc::SYS_listen,
     libc::SYS_accept,
     libc::SYS_accept4,
@@ -268,6 +267,15 @@ fn rules(wanted: Wanted) -> Result<Rules, seccompiler::BackendError> {
     // Nothing typed into a terminal that it may have inherited.
     let refused = [libc::TIOCSTI, libc::TIOCLINUX, FIOSETOWN, SIOCSPGRP];
     rules.insert(libc::SYS_ioctl, vec![none_of(1, &refused)?]);
+    // A pair that reaches nobody else: a datagram goes to whoever is named.
+    let is = |argument, value| SeccompCondition::new(argument, Len::Dword, Cmp::Eq, value);
+    let kind = |kind: i32| {
+        let of_kind = Cmp::MaskedEq(0xf);
+        let kind = SeccompCondition::new(1, Len::Dword, of_kind, kind as u64)?;
+        SeccompRule::new(vec![is(0, libc::AF_UNIX as u64)?, kind])
+    };
+    let pairs = vec![kind(libc::SOCK_STREAM)?, kind(libc::SOCK_SEQPACKET)?];
+    rules.insert(libc::SYS_socketpair, pairs);
     const NAME_MEMORY: i32 = 0x5356_4d41;
     let prctls = [
         libc::PR_SET_NAME,
@@ -281,7 +289,6 @@ fn rules(wanted: Wanted) -> Result<Rules, seccompiler::BackendError> {
     let prctls: Result<Vec<_>, _> = prctls.into_iter().map(|it| equal(0, it as u32)).collect();
     let mut prctls = prctls?;
     // Nobody looks into it from then on, for it has secrets; never the other way round.
-    let is = |argument, value| SeccompCondition::new(argument, Len::Dword, Cmp::Eq, value);
     prctls.push(SeccompRule::new(vec![is(0, libc::PR_SET_DUMPABLE as u64)?, is(1, 0)?])?);
     rules.insert(libc::SYS_prctl, prctls);
     Ok(rules)

@@ -15,6 +15,7 @@ mod devices;
 mod files;
 mod holder;
 mod list;
+mod manager;
 mod maps;
 mod next;
 mod notifier;

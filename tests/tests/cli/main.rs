@@ -442,6 +442,8 @@ fn the_service_manager_is_told() {
     let mut serve = command(dir.path(), "null:1M --nbd unix:a.sock");
     serve.env("NOTIFY_SOCKET", dir.path().join("notify"));
     let mut server = Server::started(serve);
+    // The broker tells all else.
+    assert_eq!(next().trim(), "NOTIFYACCESS=all");
     assert!(next().contains("READY=1\n"));
     server.process().signal(Signal::HUP);
     let reloading = next();

@@ -61,6 +61,8 @@ pub fn attack(aims: &Aims) {
     signals(aims, &tell);
     root(aims, &tell);
     sockets(aims, &tell);
+    let sent = datagrams(&aims.outside.join("datagrams"));
+    tell("send a datagram to another's socket", sent);
     rings(aims, &tell);
     if let Some(image) = &aims.device {
         devices(aims, image, &tell);
@@ -269,6 +271,26 @@ fn sockets(aims: &Aims, tell: Tell<'_>) {
         let _ = off.unwrap_or_else(|| ringtap_export::fuse::unmount_by(&over, true));
     }
     tell("ask for a mount elsewhere", mounted.map(drop));
+}
+
+/// By a socket that it has, or one of a pair of its own.
+#[allow(clippy::undocumented_unsafe_blocks)]
+fn datagrams(path: &Path) -> io::Result<()> {
+    let kind = |number: i32| {
+        let (mut kind, mut len) = (0i32, 4);
+        let at = (&raw mut kind).cast();
+        unsafe { libc::getsockopt(number, libc::SOL_SOCKET, libc::SO_TYPE, at, &mut len) };
+        kind
+    };
+    let mut pair = [-1; 2];
+    unsafe { libc::socketpair(libc::AF_UNIX, libc::SOCK_DGRAM, 0, pair.as_mut_ptr()) };
+    let refused = Error::last_os_error();
+    let address = rustix::net::SocketAddrUnix::new(path)?;
+    let sent = (3..256).filter(|number| kind(*number) == libc::SOCK_DGRAM).any(|number| {
+        let socket = unsafe { std::os::fd::BorrowedFd::borrow_raw(number) };
+        rustix::net::sendto(socket, b"x", rustix::net::SendFlags::DONTWAIT, &address).is_ok()
+    });
+    if sent { Ok(()) } else { Err(refused) }
 }
 
 /// Codes of the driver's commands. Source: linux/ublk_cmd.h.

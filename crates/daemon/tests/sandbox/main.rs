@@ -13,7 +13,7 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::net::TcpListener;
 use std::os::unix::fs::{PermissionsExt, chown};
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixDatagram, UnixListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -161,6 +161,7 @@ struct Server {
     child: Child,
     _tcp: TcpListener,
     _unix: UnixListener,
+    _datagrams: UnixDatagram,
 }
 
 impl Drop for Server {
@@ -201,7 +202,11 @@ impl Server {
         }
         let tcp = TcpListener::bind("127.0.0.1:0").expect("a port");
         let unix = UnixListener::bind(dir.path().join("outside/socket")).expect("a socket");
+        let datagrams = dir.path().join("outside/datagrams");
+        let received = UnixDatagram::bind(&datagrams).expect("a socket");
         let mut program = Command::new(std::env::current_exe().expect("this program"));
+        // The service manager, which it may tell only what a server has to say.
+        program.env("NOTIFY_SOCKET", &datagrams);
         program.env(FOLDER, dir.path()).env(TRANSPORT, transport);
         program.env(PORT, tcp.local_addr().expect("it").port().to_string());
         for (name, on) in [(CONFINED, confined), (CONTROL, control)] {
@@ -225,7 +230,7 @@ impl Server {
             let _ = child.stderr.take().expect("its log").read_to_string(&mut text);
             panic!("it is not ready: {text}");
         }
-        Server { dir, child, _tcp: tcp, _unix: unix }
+        Server { dir, child, _tcp: tcp, _unix: unix, _datagrams: received }
     }
 
     /// Have it serve a request, and what its attacks came to then.
