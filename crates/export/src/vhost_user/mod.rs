@@ -23,6 +23,7 @@ mod peer;
 mod queue;
 mod relay;
 mod request;
+mod requests;
 mod residence;
 #[doc(hidden)]
 pub mod talk;
@@ -34,7 +35,7 @@ mod thread_tests;
 mod truncated;
 mod virtqueue;
 
-use std::io::{self, Write};
+use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -54,10 +55,8 @@ use self::mapping::Kept;
 use self::others::Others;
 use self::peer::Peer;
 use self::relay::Relay;
+use self::requests::Requests;
 use crate::Stop;
-
-/// VHOST_USER_SLAVE_CONFIG_CHANGE_MSG by number.
-const CONFIG_CHANGED: u32 = 2;
 
 /// How a disk is shown to its front-end.
 #[derive(Clone, Debug)]
@@ -91,7 +90,7 @@ pub struct Server {
     vbd: Disk,
     options: Options,
     /// Where to tell the front-end that the configuration changed.
-    requests: Mutex<Option<UnixStream>>,
+    requests: Requests,
     residence: Option<Arc<dyn Residence>>,
     handover: Handover,
     _mappings: Kept,
@@ -100,7 +99,7 @@ pub struct Server {
 impl Server {
     /// A server on a bound socket.
     pub fn new(listener: UnixListener, vbd: Disk, options: Options) -> Server {
-        let (requests, residence, vbd) = (Mutex::new(None), None, vbd.apart());
+        let (requests, residence, vbd) = (Requests::default(), None, vbd.apart());
         let handover = Handover::default();
         Server { listener, vbd, options, requests, residence, handover, _mappings: Kept::new() }
     }
@@ -123,8 +122,7 @@ impl Server {
     fn serve_until(&self, stops: Stops<'_>) -> Result<(), Error> {
         self.listener.set_nonblocking(true).map_err(Error::Listen)?;
         if let Some(Connection { socket, requests, messages }) = self.handover.adopted() {
-            *self.requests.lock().unwrap_or_else(PoisonError::into_inner) =
-                requests.map(Into::into);
+            self.requests.set(requests);
             self.serve_front_end(socket.into(), messages, stops);
         }
         while wait(&self.listener, stops, None).map_err(Error::Listen)? != Woken::ToStop {
@@ -152,17 +150,7 @@ impl Server {
 
     /// Tell the front-end that the disk's size changed.
     pub fn resized(&self) {
-        let mut requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(stream) = &mut *requests {
-            // Request, flags (version 1), size of the payload: none.
-            let mut message = [0; 12];
-            message[0..4].copy_from_slice(&CONFIG_CHANGED.to_ne_bytes());
-            message[4..8].copy_from_slice(&1u32.to_ne_bytes());
-            if let Err(error) = stream.write_all(&message) {
-                tracing::warn!("cannot tell the front-end of the new size: {error}");
-                *requests = None;
-            }
-        }
+        self.requests.tell_of_size();
     }
 
     /// Serve a front-end that has come, or one of which a server before this one was `told` all that.
@@ -187,7 +175,7 @@ impl Server {
             Ok(_) => tracing::info!("front-end left"),
             Err(error) => tracing::warn!("the front-end is let go: {error}"),
         }
-        let requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let requests = self.requests.take();
         locked(&backend).stop_all();
         self.handover.serves(None);
         if goes_on {
@@ -229,7 +217,7 @@ impl Server {
                 return Ok(Ended::Left);
             }
             if requests.is_some() {
-                *self.requests.lock().unwrap_or_else(PoisonError::into_inner) = requests;
+                self.requests.set(requests);
             }
             let handled = handler.handle_request();
             relay.forward_reply(handled.is_ok())?;

@@ -74,7 +74,7 @@ impl Relay {
     /// requests that came with it is kept in `requests`.
     pub(crate) fn forward_message(
         &mut self,
-        requests: &mut Option<UnixStream>,
+        requests: &mut Option<OwnedFd>,
     ) -> io::Result<bool> {
         let mut message = [0; HEADER];
         let (until, mut files) = (Instant::now() + self.patience, Vec::new());
@@ -110,9 +110,7 @@ impl Relay {
             return self.pass(message, &payload, &files);
         };
         if request == SET_REQUEST_SOCKET {
-            let stream = UnixStream::from(file.try_clone()?);
-            stream.set_write_timeout(Some(Duration::from_secs(1)))?;
-            *requests = Some(stream);
+            *requests = Some(file.try_clone()?);
         }
         self.pass(message, &payload, &files)
     }

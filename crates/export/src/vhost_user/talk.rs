@@ -55,7 +55,6 @@ pub fn converse(mut input: &[u8]) -> usize {
         let head = [u32::from(*request), word, payload.len() as u32].map(u32::to_ne_bytes).concat();
         relay::send(&front_end, &[&head[..], payload].concat(), &descriptors(*files))
             .expect("sent");
-        // A socket for requests of ours that is none ends it at once.
         if relay.forward_message(&mut None).is_err() {
             break;
         }
