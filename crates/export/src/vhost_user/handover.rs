@@ -84,6 +84,8 @@ struct State {
     adopted: Option<Connection>,
     /// The one that is served.
     serves: Option<Arc<Mutex<Backend>>>,
+    /// Whether a message of it has come in part.
+    in_part: bool,
     /// What has become of the one that was served as this stopped.
     left: Option<io::Result<Connection>>,
 }
@@ -103,6 +105,11 @@ impl Handover {
 
     pub(super) fn serves(&self, backend: Option<Arc<Mutex<Backend>>>) {
         self.lock().serves = backend;
+    }
+
+    /// A message comes, or has come.
+    pub(super) fn hears(&self, in_part: bool) {
+        self.lock().in_part = in_part;
     }
 
     pub(super) fn leave(&self, left: io::Result<Connection>) {
@@ -126,6 +133,13 @@ impl Server {
         let backend = self.handover.lock().serves.clone()?;
         let until = Instant::now() + HANDLED;
         loop {
+            if self.handover.lock().in_part {
+                if Instant::now() > until {
+                    return Some("its front-end has sent a message in part: try again".into());
+                }
+                std::thread::sleep(LOOK);
+                continue;
+            }
             let backend = match backend.try_lock() {
                 Ok(backend) => backend,
                 Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),

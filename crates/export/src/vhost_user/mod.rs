@@ -213,14 +213,17 @@ impl Server {
                 Woken::ToRead => {}
             }
             let mut requests = None;
-            if !relay.forward_message(&mut requests)? {
+            self.handover.hears(true);
+            let whole = relay.forward_message(&mut requests, stops);
+            self.handover.hears(false);
+            if !whole? {
                 return Ok(Ended::Left);
             }
             if requests.is_some() {
                 self.requests.set(requests);
             }
             let handled = handler.handle_request();
-            relay.forward_reply(handled.is_ok())?;
+            relay.forward_reply(handled.is_ok(), stops)?;
             handled.map_err(io::Error::other)?;
         }
     }

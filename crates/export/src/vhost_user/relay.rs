@@ -11,7 +11,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
+use super::Stops;
 use super::handover::Message;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
@@ -43,6 +45,48 @@ const REGION: usize = 32;
 /// A front-end whose message is not whole after this is given up.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// One that the server waits for as it stops, so that all of its disks do, has no more than this.
+const LAST: Duration = Duration::from_secs(1);
+
+/// How long a front-end is waited for.
+struct Wait<'a> {
+    until: Instant,
+    stops: Stops<'a>,
+    stopped: bool,
+}
+
+impl Wait<'_> {
+    fn new(patience: Duration, stops: Stops<'_>) -> Wait<'_> {
+        Wait { until: Instant::now() + patience, stops, stopped: false }
+    }
+
+    /// Until it has sent something, or takes something.
+    fn wait(&mut self, front_end: &UnixStream, what: PollFlags) -> io::Result<()> {
+        let slow = || io::Error::new(io::ErrorKind::TimedOut, "its message comes too slowly");
+        loop {
+            let left = self.until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(slow());
+            }
+            let left = Timespec::try_from(left).map_err(io::Error::other)?;
+            let [stop, failed] = self.stops.map(|stop| PollFd::new(stop, PollFlags::IN));
+            let mut fds = [PollFd::new(front_end, what), stop, failed];
+            let looked_at = if self.stopped { 1 } else { fds.len() };
+            match poll(&mut fds[..looked_at], Some(&left)) {
+                Ok(0) => return Err(slow()),
+                // First: what comes byte by byte is always there.
+                Ok(_) if fds[1..].iter().any(|stop| !stop.revents().is_empty()) => {
+                    self.stopped = true;
+                    self.until = self.until.min(Instant::now() + LAST);
+                }
+                Ok(_) => return Ok(()),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}
+
 /// The two ends.
 pub(crate) struct Relay {
     front_end: UnixStream,
@@ -58,7 +102,6 @@ impl Relay {
     /// A relay for a connection, and the socket the handler is to use.
     pub(crate) fn new(front_end: UnixStream) -> io::Result<(Relay, UnixStream)> {
         front_end.set_nonblocking(false)?;
-        front_end.set_write_timeout(Some(PATIENCE))?;
         let (handler, theirs) = UnixStream::pair()?;
         Ok((
             Relay { front_end, handler, patience: PATIENCE, acks: false, wants_reply: None },
@@ -71,14 +114,16 @@ impl Relay {
     }
 
     /// Hand one message to the handler; false at the end of the stream. A socket for our own
-    /// requests that came with it is kept in `requests`.
+    /// requests that came with it is kept in `requests`. Once a stop is raised the rest of it is waited for no longer than
+    /// [`LAST`].
     pub(crate) fn forward_message(
         &mut self,
         requests: &mut Option<OwnedFd>,
+        stops: Stops<'_>,
     ) -> io::Result<bool> {
         let mut message = [0; HEADER];
-        let (until, mut files) = (Instant::now() + self.patience, Vec::new());
-        if !self.fill(&mut message, &mut files, until)? {
+        let (mut wait, mut files) = (Wait::new(self.patience, stops), Vec::new());
+        if !self.fill(&mut message, &mut files, &mut wait)? {
             return Ok(false);
         }
         let word = |at: usize| u32::from_ne_bytes([0, 1, 2, 3].map(|i| message[at + i]));
@@ -88,7 +133,7 @@ impl Relay {
             return Err(io::Error::new(io::ErrorKind::InvalidData, text));
         }
         let mut payload = vec![0; size];
-        if size > 0 && !self.fill(&mut payload, &mut Vec::new(), until)? {
+        if size > 0 && !self.fill(&mut payload, &mut Vec::new(), &mut wait)? {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         if let (SET_PROTOCOL_FEATURES, Some(bits)) = (request, payload.first_chunk()) {
@@ -143,20 +188,20 @@ impl Relay {
     }
 
     /// Receive as much as there is room for; false where the stream ends before it.
-    fn fill(&self, bytes: &mut [u8], files: &mut Vec<OwnedFd>, until: Instant) -> io::Result<bool> {
-        let slow = || io::Error::new(io::ErrorKind::TimedOut, "its message comes too slowly");
+    fn fill(
+        &self,
+        bytes: &mut [u8],
+        files: &mut Vec<OwnedFd>,
+        wait: &mut Wait<'_>,
+    ) -> io::Result<bool> {
         let mut got = 0;
         while got < bytes.len() {
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Err(slow());
-            }
-            self.front_end.set_read_timeout(Some(left))?;
+            wait.wait(&self.front_end, PollFlags::IN)?;
             match receive(&self.front_end, &mut bytes[got..], files) {
                 Ok(0) if got == 0 => return Ok(false),
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Ok(n) => got += n,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(slow()),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => return Err(error),
             }
         }
@@ -176,7 +221,8 @@ impl Relay {
 
     /// Hand back what the handler answered. Where that is nothing, and the front-end wants to know, it is told
     /// whether the message was `taken`.
-    pub(crate) fn forward_reply(&mut self, taken: bool) -> io::Result<()> {
+    pub(crate) fn forward_reply(&mut self, taken: bool, stops: Stops<'_>) -> io::Result<()> {
+        let mut wait = Wait::new(self.patience, stops);
         let mut files = Vec::new();
         let mut reply = [0; HEADER + MOST_PAYLOAD];
         loop {
@@ -187,7 +233,7 @@ impl Relay {
                 Ok(0) => break,
                 Ok(n) => {
                     self.wants_reply = None;
-                    send(&self.front_end, &reply[..n], &std::mem::take(&mut files))?;
+                    self.answer(&reply[..n], &std::mem::take(&mut files), &mut wait)?;
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) => return Err(error),
@@ -195,7 +241,13 @@ impl Relay {
         }
         let Some(request) = self.wants_reply.take() else { return Ok(()) };
         let head = [request, VERSION | REPLY, 8].map(u32::to_ne_bytes).concat();
-        send(&self.front_end, &[head, u64::from(!taken).to_ne_bytes().to_vec()].concat(), &[])
+        let reply = [head, u64::from(!taken).to_ne_bytes().to_vec()].concat();
+        self.answer(&reply, &[], &mut wait)
+    }
+
+    fn answer(&self, bytes: &[u8], files: &[OwnedFd], wait: &mut Wait<'_>) -> io::Result<()> {
+        let full = || wait.wait(&self.front_end, PollFlags::OUT);
+        send_or(&self.front_end, bytes, files, SendFlags::DONTWAIT, full)
     }
 }
 
@@ -226,7 +278,19 @@ fn receive(from: impl AsFd, bytes: &mut [u8], files: &mut Vec<OwnedFd>) -> io::R
     Ok(message.bytes)
 }
 
-pub(super) fn send(to: impl AsFd, mut bytes: &[u8], files: &[OwnedFd]) -> io::Result<()> {
+pub(super) fn send(to: impl AsFd, bytes: &[u8], files: &[OwnedFd]) -> io::Result<()> {
+    let full = || Err(io::ErrorKind::WouldBlock.into());
+    send_or(to, bytes, files, SendFlags::empty(), full)
+}
+
+/// Where there is no room, `full` says whether to go on.
+fn send_or(
+    to: impl AsFd,
+    mut bytes: &[u8],
+    files: &[OwnedFd],
+    flags: SendFlags,
+    mut full: impl FnMut() -> io::Result<()>,
+) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FILES))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     let fds: Vec<_> = files.iter().map(AsFd::as_fd).collect();
@@ -234,8 +298,11 @@ pub(super) fn send(to: impl AsFd, mut bytes: &[u8], files: &[OwnedFd]) -> io::Re
         return Err(io::Error::new(io::ErrorKind::InvalidData, "too many descriptors"));
     }
     while !bytes.is_empty() {
-        match sendmsg(&to, &[IoSlice::new(bytes)], &mut ancillary, SendFlags::NOSIGNAL) {
+        let sent =
+            sendmsg(&to, &[IoSlice::new(bytes)], &mut ancillary, flags | SendFlags::NOSIGNAL);
+        match sent {
             Err(rustix::io::Errno::INTR) => {}
+            Err(rustix::io::Errno::AGAIN) => full()?,
             sent => {
                 bytes = &bytes[sent?..];
                 ancillary.clear();
@@ -250,6 +317,35 @@ mod tests {
     use super::*;
     use std::io::Write;
     use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+
+    use crate::Stop;
+
+    /// All disks of a server stand still as it stops: half a message is not waited for as long as at other times.
+    #[test]
+    fn half_a_message_is_not_waited_for_once_the_server_stops() {
+        let (mut client, ours) = UnixStream::pair().expect("a socket pair");
+        let (mut relay, _handler) = Relay::new(ours).expect("a relay");
+        relay.patience = Duration::from_secs(u64::from(u32::MAX));
+        client.write_all(&[1; 6]).expect("half a head");
+        let [stop, failed] = [(); 2].map(|()| Stop::new().expect("a stop"));
+        stop.raise();
+        let (told, end) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let stops = [&stop, &failed];
+            let error = relay.forward_message(&mut None, stops).map(drop);
+            // Nor one who takes no replies.
+            relay.front_end.set_nonblocking(true).expect("its flags");
+            while (&relay.front_end).write(&[0; 4096]).is_ok() {}
+            while (&relay.front_end).write(&[0]).is_ok() {}
+            relay.front_end.set_nonblocking(false).expect("its flags");
+            relay.wants_reply = Some(SET_OWNER);
+            let reply = relay.forward_reply(true, stops);
+            let _ = told.send([error, reply].map(|end| end.map_err(|error| error.kind())));
+        });
+        let ends = end.recv_timeout(Duration::from_secs(60)).expect("it is let go");
+        assert_eq!(ends, [Err(io::ErrorKind::TimedOut); 2]);
+        drop(client);
+    }
 
     #[test]
     fn a_message_that_comes_too_slowly_is_given_up() {
@@ -270,7 +366,8 @@ mod tests {
                     client.write_all(&[0]).expect("a byte");
                 }
             });
-            let end = relay.forward_message(&mut None);
+            let [stop, failed] = [(); 2].map(|()| Stop::new().expect("a stop"));
+            let end = relay.forward_message(&mut None, [&stop, &failed]);
             assert!(!over.swap(true, SeqCst));
             let error = end.map(|_| ()).expect_err("it was let through");
             assert_eq!(error.kind(), io::ErrorKind::TimedOut, "{error}");

@@ -15,6 +15,7 @@ use vhost::vhost_user::BackendReqHandler;
 use super::Options;
 use super::backend::Backend;
 use super::relay::{self, Relay};
+use crate::Stop;
 
 /// Bytes of the memory whose descriptor messages come with.
 pub const MEMORY: u64 = 1 << 20;
@@ -44,6 +45,7 @@ pub fn converse(mut input: &[u8]) -> usize {
     let backend = Arc::new(Mutex::new(Backend::new(vbd.into(), Options::default())));
     let mut handler = BackendReqHandler::from_stream(socket, backend.clone());
     let (mut taken, mut negotiated) = (0, false);
+    let stop = Stop::new().expect("a stop");
     while let [request, flags, files, len, rest @ ..] = input {
         let (payload, next) = rest.split_at(rest.len().min(usize::from(*len)));
         input = next;
@@ -55,11 +57,11 @@ pub fn converse(mut input: &[u8]) -> usize {
         let head = [u32::from(*request), word, payload.len() as u32].map(u32::to_ne_bytes).concat();
         relay::send(&front_end, &[&head[..], payload].concat(), &descriptors(*files))
             .expect("sent");
-        if relay.forward_message(&mut None).is_err() {
+        if relay.forward_message(&mut None, [&stop, &stop]).is_err() {
             break;
         }
         let handled = handler.handle_request();
-        relay.forward_reply(handled.is_ok()).expect("its reply");
+        relay.forward_reply(handled.is_ok(), [&stop, &stop]).expect("its reply");
         let mut reply = [0; 8192];
         let replied = front_end.read(&mut reply).is_ok_and(|len| len > 0);
         // Those that are answered with a value fail without one.
