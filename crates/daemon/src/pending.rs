@@ -16,6 +16,8 @@ use crate::running::{DiskId, Running, Then};
 pub(crate) struct Pending {
     /// Of disks.
     pub(crate) nodes: HashSet<String>,
+    /// Groups of disks that are being opened, one for each.
+    pub(crate) groups: Vec<String>,
     pub(crate) exports: Vec<ComingExport>,
     /// Disks whose image is about to be another.
     pub(crate) changing: HashSet<DiskId>,
@@ -56,6 +58,12 @@ pub(crate) struct Pending {
 }
 
 impl Pending {
+    /// A disk of that group is no longer being opened.
+    pub(crate) fn lets_go_of(&mut self, group: &str) {
+        let found = self.groups.iter().position(|its| its == group);
+        found.map(|at| self.groups.swap_remove(at));
+    }
+
     /// Whether a disk's image cannot be had now.
     pub(crate) fn is_changing(&self, disk: DiskId) -> bool {
         self.changing.contains(&disk) || self.away.contains(&disk)

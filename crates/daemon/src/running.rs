@@ -293,7 +293,12 @@ impl Running {
             tracing::error!("{shown}: {why}; it is served without a floor");
             let _ = vbd.set_share(Share { floor_iops: 0, floor_bps: 0, ..disk.share });
         }
-        vbd.set_group(disk.group.as_ref().and_then(|group| self.groups.get(group)).cloned());
+        let group = disk.group.as_ref().map(|name| (name, self.groups.get(name)));
+        if let Some((name, None)) = group {
+            let shown = disk.path.display();
+            tracing::error!("{shown}: there is no group {name}; it is served without its limits");
+        }
+        vbd.set_group(group.and_then(|(_, group)| group).cloned());
         if disk.incoming {
             self.pending.away.insert(id);
         }

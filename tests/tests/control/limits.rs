@@ -192,3 +192,46 @@ fn a_served_disk_may_have_limits_from_the_start() {
     let said = String::from_utf8_lossy(&wrong.stderr);
     assert!(wrong.status.code() == Some(2) && said.contains("no such group"), "{said}");
 }
+
+/// Also one that is not served yet, for its image is not there, has its group.
+#[test]
+fn a_group_stays_as_long_as_a_disk_that_is_left_out_names_it() {
+    let dir = tempfile::tempdir_in("/var/tmp").expect("a folder");
+    let text = |name: &str| dir.path().join(name).display().to_string();
+    let (control, late) = (format!("unix:{}", text("control")), text("late.raw"));
+    let server = Server::start([
+        "--throttle-group",
+        "g,iops=10",
+        "--control",
+        &control,
+        "null:1M",
+        "--node-name",
+        "a",
+        &late,
+        "-f",
+        "raw",
+        "--node-name",
+        "late",
+        "--group",
+        "g",
+    ]);
+    let mut client = ringtap_tests::Control::open(&dir.path().join("control"));
+    let refusal = client.call("object-del", json!({"id": "g"}));
+    assert!(refusal.expect_err("the disk that is to come has it").contains("in use"));
+    let mut make = Command::new(ringtap_tests::ringtap());
+    ok(make.args(["create", "-q", &late, "1M"]));
+    server.signal(1);
+    let began = Instant::now();
+    let group = loop {
+        let nodes = client.ok("query-named-block-nodes", json!({}));
+        let nodes = nodes.as_array().expect("nodes");
+        if let Some(late) = nodes.iter().find(|node| node["node-name"] == "late") {
+            break late["group"].clone();
+        }
+        assert!(began.elapsed() < patience(), "it is not served");
+        std::thread::sleep(Duration::from_millis(10));
+    };
+    assert_eq!(group, "g");
+    let refusal = client.call("object-del", json!({"id": "g"}));
+    assert!(refusal.expect_err("it has it").contains("in use"));
+}

@@ -169,18 +169,21 @@ impl Running {
         let (wrap, images) = (self.wrap.clone(), self.images());
         let file = wish.named_with_it.and(wish.ties.in_file.clone());
         let names: Vec<String> = wish.disk.node_name.clone().into_iter().chain(file).collect();
-        let taken = names.clone();
+        let (taken, group) = (names.clone(), wish.disk.group.clone());
         self.pending.nodes.extend(names.clone());
+        self.pending.groups.extend(group.clone());
         let begun = self.in_time("open", move || -> Then {
             let opened = wish.open(&wrap, &images);
             Box::new(move |running| {
                 names.iter().for_each(|name| _ = running.pending.nodes.remove(name));
+                wish.disk.group.iter().for_each(|group| running.pending.lets_go_of(group));
                 let end = opened.map(|(vbd, file)| running.has_come(*wish, vbd, file));
                 then(running, end);
             })
         });
         if let Err(error) = begun {
             taken.iter().for_each(|name| _ = self.pending.nodes.remove(name));
+            group.iter().for_each(|group| self.pending.lets_go_of(group));
             tracing::error!("cannot open an image: {error}");
         }
     }

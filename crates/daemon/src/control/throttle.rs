@@ -140,10 +140,14 @@ impl Running {
         }
     }
 
-    /// Take away a group of no disk; nothing where there is none of that name.
+    /// Take away a group of no disk, be it left out or about to come; nothing where there is none of that name.
     pub(super) fn remove_group(&mut self, id: &str) -> Option<Result<Done, Refusal>> {
         self.groups.get(id)?;
-        if self.disks.values().any(|served| served.disk.group.as_deref() == Some(id)) {
+        let served = self.disks.values().map(|served| &served.disk);
+        let mut disks = served.chain(self.left_out.iter().map(|left| &left.disk));
+        if disks.any(|disk| disk.group.as_deref() == Some(id))
+            || self.pending.groups.iter().any(|group| group == id)
+        {
             let text = format!("object '{id}' is in use, can not be deleted");
             return Some(Err(Refusal::new(text)));
         }
