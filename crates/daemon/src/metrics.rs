@@ -1,6 +1,6 @@
 //! `--metrics`: what the disks do, for Prometheus, over HTTP.
 //!
-//! One thread answers one request after the other, in the few words of HTTP that a scrape takes: the server of a framework
+//! A thread takes who asks, and another answers each, in the few words of HTTP that a scrape takes: the server of a framework
 //! (axum with tokio and hyper) would bring some thirty crates and a second kind of event loop into the process that has
 //! every disk of the host, for one page that is asked for every few seconds.
 
@@ -8,6 +8,7 @@
 pub mod testing;
 mod text;
 
+use std::collections::VecDeque;
 use std::io;
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -28,6 +29,8 @@ use crate::{Address, Error, plan};
 const MOST: usize = 8 << 10;
 /// How long a client may take with all of its request and of the page, and the thread that attends to the disks.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// The most clients at a time: one more, and the oldest is let go.
+const CLIENTS: usize = 8;
 /// What tells a scraper how to read it.
 const TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
@@ -182,6 +185,7 @@ impl Metrics {
 }
 
 fn serve(listeners: &[Listener], stop: &Stop, inbox: &Sender<Event>) {
+    let mut clients = Clients::default();
     loop {
         let mut fds = vec![PollFd::new(stop, PollFlags::IN)];
         fds.extend(listeners.iter().map(|listener| PollFd::new(listener, PollFlags::IN)));
@@ -193,21 +197,53 @@ fn serve(listeners: &[Listener], stop: &Stop, inbox: &Sender<Event>) {
             return;
         }
         for (listener, _) in listeners.iter().zip(ready).filter(|(_, ready)| *ready) {
-            match listener.accept() {
-                Ok(stream) => {
-                    // It may have gone, or be no client at all.
-                    let _ = contained(|| {
-                        Client::new(stream, stop).and_then(|client| answer(&client, inbox))
-                    });
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) => {
-                    tracing::warn!("cannot take who asks for metrics: {error}");
-                    std::thread::sleep(PATIENCE / 20);
-                }
-            }
+            let failed = match listener.accept().map(|stream| clients.attend(stream, inbox)) {
+                Ok(Ok(())) => continue,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
+                Ok(Err(error)) => error.to_string(),
+                Err(error) => error.to_string(),
+            };
+            tracing::warn!("cannot take who asks for metrics: {failed}");
+            std::thread::sleep(PATIENCE / 20);
         }
     }
+}
+
+/// Those that are being answered, each by a thread, until this drops: one that says nothing keeps nobody else waiting.
+#[derive(Default)]
+struct Clients(VecDeque<(Stop, JoinHandle<()>)>);
+
+impl Clients {
+    fn attend(&mut self, stream: Stream, inbox: &Sender<Event>) -> Result<(), Error> {
+        self.0.retain(|(_, thread)| !thread.is_finished());
+        if self.0.len() >= CLIENTS {
+            self.0.pop_front().into_iter().for_each(let_go);
+        }
+        let failed = |source| Error::Process { tried: "answer who asks for metrics", source };
+        let stop = Stop::new().map_err(failed)?;
+        let (theirs, inbox) = (stop.clone(), inbox.clone());
+        let thread = spawn("metrics client", move || {
+            // It may have gone, or be no client at all.
+            let _ = contained(|| {
+                Client::new(stream, &theirs).and_then(|client| answer(&client, &inbox))
+            });
+        })?;
+        self.0.push_back((stop, thread));
+        Ok(())
+    }
+}
+
+impl Drop for Clients {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|(stop, _)| stop.raise());
+        self.0.drain(..).for_each(let_go);
+    }
+}
+
+fn let_go((stop, thread): (Stop, JoinHandle<()>)) {
+    stop.raise();
+    // One that panicked has told of it.
+    let _ = thread.join();
 }
 
 /// Answer one request, and be done with its client.

@@ -1,13 +1,13 @@
 //! `--metrics`, read as the specification of OpenMetrics has it.
 
 use std::collections::BTreeMap;
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use ringtap_tests::{Control, Server};
+use ringtap_tests::{Control, Server, patience};
 use serde_json::json;
 
 use crate::qemu_io;
@@ -134,10 +134,28 @@ fn what_disks_have_done_is_told_in_openmetrics() {
     assert!(head.contains("200 OK") && body.is_empty(), "{head}");
     let (head, _) = ask(&socket, &"x".repeat(9000));
     assert!(head.contains("400"), "{head}");
-    // One that says nothing holds up nobody for long.
-    let _silent = UnixStream::connect(&socket).expect("the socket");
-    let (head, _) = ask(&socket, "GET /metrics?x=y HTTP/1.0\r\n\r\n");
-    assert!(head.contains("200 OK"), "{head}");
+    // Those that say nothing hold up nobody: who asks is answered while they are waited for.
+    let silent = |count: usize| -> Vec<UnixStream> {
+        (0..count).map(|_| UnixStream::connect(&socket).expect("the socket")).collect()
+    };
+    let is_there = |mut stream: &UnixStream| {
+        stream.set_nonblocking(true).expect("its flags");
+        stream.read(&mut [0]).is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
+    };
+    let began = Instant::now();
+    loop {
+        let silent = silent(3);
+        let (head, _) = ask(&socket, "GET /metrics?x=y HTTP/1.0\r\n\r\n");
+        assert!(head.contains("200 OK"), "{head}");
+        if silent.iter().all(is_there) {
+            break;
+        }
+        assert!(began.elapsed() < patience(), "they are waited for first");
+    }
+    // Of many the oldest goes.
+    let many = silent(20);
+    let (head, _) = ask(&socket, "GET /metrics HTTP/1.1\r\n\r\n");
+    assert!(head.contains("200 OK") && !is_there(&many[0]), "{head}");
     // Nor does one that says a little at a time, or the server's end wait for it.
     let dribbles = || {
         let mut stream = UnixStream::connect(&socket).expect("the socket");
