@@ -8,19 +8,23 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread;
 use std::time::Duration;
 
-use ringtap_tests::{Control, Server, lab_of, ok, ringtap};
+use ringtap_guest::{Appliance, Guest, Machine, Output, Qemu};
+use ringtap_tests::replacements::{LEVELS, Pauses, turn, wanted};
+use ringtap_tests::{Control, Server, lab_of, ok, patience, ringtap};
 use serde_json::{Value, json};
 
 use crate::bench::Bench;
 use crate::jobs::{commit, hear, make};
 
-/// Overlays upon the image at most.
-const LEVELS: usize = 32;
+/// TCG on a busy machine.
+const LONG: Duration = Duration::from_secs(600);
 
 /// How a guest comes to the disk.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Way {
     VhostUser,
+    /// The same, to a guest whose kernel drives the disk.
+    Guest,
     Nbd,
     Fuse,
 }
@@ -30,6 +34,17 @@ impl Way {
         let file = bench.text("file");
         let fuse = ["-f", "qcow2", "--fuse", &file];
         bench.serve(&["a.img"], if self == Way::Fuse { &fuse } else { &fuse[..2] })
+    }
+
+    /// The guest, where there is one.
+    fn boot(self, bench: &Bench) -> Option<Guest> {
+        let appliance = || Appliance::builder(Machine::Pc).programs(["fio"]);
+        let guest = (self == Way::Guest).then(|| {
+            let appliance = appliance().build(&Appliance::default_cache());
+            let appliance = appliance.unwrap_or_else(|error| panic!("{error}"));
+            Qemu::new(&appliance).vhost_user(bench.path("a"), 1).boot_timeout(LONG).boot()
+        });
+        guest.map(|guest| guest.unwrap_or_else(|error| panic!("{error}")))
     }
 
     /// fio's words for the disk.
@@ -47,7 +62,12 @@ impl Way {
     }
 
     /// Write to the disk as no other turn does, and read back what was written.
-    fn turn(self, bench: &Bench, number: usize, more: &[&str]) -> bool {
+    fn turn(self, bench: &Bench, guest: Option<&Guest>, number: usize, more: &[&str]) -> bool {
+        if let Some(guest) = guest {
+            let end = guest.exec(&turn("/dev/vda", &(number + 1).to_string()), LONG);
+            end.and_then(Output::success).unwrap_or_else(|error| panic!("{error}"));
+            return true;
+        }
         if self == Way::VhostUser {
             let socket = bench.text("a");
             let head = ["load", "--socket", &socket, "--rw", "randrw", "--depth", "8"];
@@ -89,33 +109,6 @@ impl Drop for Enough<'_> {
     }
 }
 
-/// So long did requests wait.
-#[derive(Default)]
-struct Pauses {
-    all: Vec<[u64; 3]>,
-}
-
-impl Pauses {
-    fn add(&mut self, told: &Value) {
-        let [pause, drain] =
-            ["pause-ns", "drain-ns"].map(|key| told[key].as_u64().expect("nanoseconds"));
-        assert!(drain <= pause, "{told}");
-        self.all.push([pause, drain, pause - drain]);
-    }
-
-    fn print(&self, way: Way) {
-        let what = ["pause", "of that requests in flight", "of that the exchange"];
-        for (column, what) in what.iter().enumerate() {
-            let mut times: Vec<u64> = self.all.iter().map(|one| one[column]).collect();
-            times.sort_unstable();
-            let at = |part: usize| times[(times.len() * part / 100).min(times.len() - 1)];
-            let [half, most, longest] = [at(50), at(99), at(100)].map(|ns| ns / 1000);
-            let count = times.len();
-            println!("{way:?}, {count}: {what}: p50 {half} us, p99 {most} us, max {longest} us");
-        }
-    }
-}
-
 /// Whether a write reaches the overlay soon: none does while the load only reads back.
 fn is_written_to(overlay: &Path) -> bool {
     let len = || fs::metadata(overlay).expect("the overlay").len();
@@ -131,7 +124,7 @@ fn replace(bench: &Bench, control: &mut Control, pauses: &mut Pauses, times: usi
     let mut overlays: Vec<PathBuf> = vec![];
     let mut held = 0;
     for _ in 0..times {
-        let name = format!("{}.qcow2", pauses.all.len());
+        let name = format!("{}.qcow2", pauses.count());
         let to = json!({ "node-name": "a", "snapshot-file": bench.text(&name) });
         control.ok("blockdev-snapshot-sync", to);
         // Of the merge before it there may be more to hear.
@@ -150,11 +143,11 @@ fn replace(bench: &Bench, control: &mut Control, pauses: &mut Pauses, times: usi
 }
 
 fn is_replaced_over_and_over(way: Way) {
-    let wanted = std::env::var("RINGTAP_REPLACEMENTS").ok().and_then(|text| text.parse().ok());
-    let wanted: usize = wanted.unwrap_or(LEVELS + LEVELS / 4);
+    let wanted = wanted(LEVELS + LEVELS / 4);
     let bench = Bench::new();
     make(&bench, "a.img", "qcow2", &[]);
     let server = way.serve(&bench);
+    let guest = way.boot(&bench);
     let mut pauses = Pauses::default();
     let enough = AtomicBool::new(false);
     let (mut held, mut last) = (0, 0);
@@ -162,23 +155,26 @@ fn is_replaced_over_and_over(way: Way) {
         let load = scope.spawn(|| {
             let mut turns = 0;
             while !enough.load(SeqCst) {
-                assert!(way.turn(&bench, turns, &[]), "little was written");
+                assert!(way.turn(&bench, guest.as_ref(), turns, &[]), "little was written");
                 turns += 1;
             }
             turns - 1
         });
         let over = Enough(&enough);
         let mut control = bench.control();
-        while pauses.all.len() < wanted && !load.is_finished() {
-            let times = LEVELS.min(wanted - pauses.all.len());
+        while pauses.count() < wanted && !load.is_finished() {
+            let times = LEVELS.min(wanted - pauses.count());
             held += replace(&bench, &mut control, &mut pauses, times);
         }
         drop(over);
         last = load.join().expect("the load finds what it wrote");
     });
-    pauses.print(way);
+    if let Some(guest) = guest {
+        guest.shutdown(patience()).expect("it goes down");
+    }
+    pauses.print(&format!("{way:?}"));
     println!("{way:?}: {} turns of the load, {held} overlays held something", last + 1);
-    assert_eq!(pauses.all.len(), wanted);
+    assert_eq!(pauses.count(), wanted);
     assert!(held > wanted / 4, "of {wanted} overlays {held} were written to");
     // Closed, opened anew by its old name, all is as it was.
     let (copy, uri) = (bench.text("copy"), bench.uri("a"));
@@ -190,9 +186,9 @@ fn is_replaced_over_and_over(way: Way) {
     ok("qemu-img", "qemu-utils", &["compare", "-q", "-f", "raw", "-F", "qcow2", &copy, &image]);
     let info = ok(ringtap().to_str().expect("plain"), "ringtap", &["info", &image]);
     assert!(!info.contains(".qcow2"), "{info}");
-    if way != Way::VhostUser {
+    if matches!(way, Way::Nbd | Way::Fuse) {
         let server = way.serve(&bench);
-        way.turn(&bench, last, &["--verify_only"]);
+        way.turn(&bench, None, last, &["--verify_only"]);
         server.stop();
     }
 }
@@ -200,6 +196,11 @@ fn is_replaced_over_and_over(way: Way) {
 #[test]
 fn over_vhost_user_an_image_is_replaced_over_and_over() {
     is_replaced_over_and_over(Way::VhostUser);
+}
+
+#[test]
+fn under_a_guest_an_image_is_replaced_over_and_over() {
+    is_replaced_over_and_over(Way::Guest);
 }
 
 #[test]

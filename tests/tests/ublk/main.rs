@@ -39,6 +39,12 @@ fn a_disk_is_a_block_device_of_the_host() {
     assert!(!lab.guest.console().contains("WARNING:"), "{}", tail(&lab.guest.console()));
 }
 
+#[test]
+#[ignore = "a thousand replacements take half an hour under TCG"]
+fn a_block_device_goes_on_in_a_thousand_overlays() {
+    replaced::is_replaced(&Lab::boot(&[6, 5]), 1000);
+}
+
 /// Where the kernel's driver bears it (Linux 6.16).
 #[test]
 fn block_devices_go_on_in_other_processes() {

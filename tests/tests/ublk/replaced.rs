@@ -1,12 +1,17 @@
 //! An image that is replaced by an overlay on itself over and over, under a load that checks what it reads: as in
 //! tests/tests/snapshot/many.rs, where the disk is a block device.
 
-use ringtap_tests::replacements::{COUNT, LEVELS, load, replace, told, wanted};
+use ringtap_tests::replacements::{LEVELS, SHOW, load, replace, told, wanted};
 
 use crate::lab::{LONG, Lab};
 
 pub fn is_replaced_over_and_over(lab: &Lab) {
-    let wanted = wanted(LEVELS / 8);
+    is_replaced(lab, LEVELS / 8);
+}
+
+/// So often, or as told.
+pub fn is_replaced(lab: &Lab, by_default: usize) {
+    let wanted = wanted(by_default);
     lab.run(
         "an image to be replaced",
         "rm -f /tmp/enough /tmp/pauses /tmp/held
@@ -33,10 +38,10 @@ pub fn is_replaced_over_and_over(lab: &Lab) {
     let lost = before.saturating_sub(free());
     eprintln!("{lost} KiB less free than before {done} replacements");
     assert!(lost < 12 << 10, "overlays that were removed still take {lost} KiB");
-    let said = lab.run("what came of them", &format!("touch /tmp/enough\n{COUNT}"));
+    let said = lab.run("what came of them", &format!("touch /tmp/enough\n{SHOW}"));
     let ended = load.wait(LONG).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(ended.status, 0, "the load finds what it wrote: {}{}", ended.stdout, ended.stderr);
-    told(wanted, &said, &ended.stdout);
+    told("ublk", wanted, &said, &ended.stdout);
     // Closed, opened anew by its old name, all is as it was.
     lab.run(
         "after the replacements",

@@ -35,6 +35,15 @@ fn guests_of_xen_have_their_disks_from_ringtap() {
 }
 
 #[test]
+#[ignore = "a thousand replacements take half an hour under TCG"]
+fn a_guest_of_xen_goes_on_in_a_thousand_overlays() {
+    let lab = Lab::boot();
+    let one = lab.create(&Domain::new("one").memory(320 << 20));
+    let two = three_formats(&lab, &one, "", "--control unix:/tmp/control");
+    replaced::is_replaced(&lab, &two, 1000);
+}
+
+#[test]
 #[ignore = "takes four minutes under TCG, and longer beside other work"]
 fn guests_of_xen_outlive_their_server() {
     let lab = Lab::boot();

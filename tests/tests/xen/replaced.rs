@@ -2,7 +2,7 @@
 //! over and over, and a job that ends with the guest's wish.
 
 use ringtap_guest::Guest;
-use ringtap_tests::replacements::{COUNT, LEVELS, load, replace, told, wanted};
+use ringtap_tests::replacements::{LEVELS, SHOW, load, replace, told, wanted};
 
 use crate::lab::{LONG, Lab, device, run};
 
@@ -16,7 +16,12 @@ fn disk_of(guest: &str) -> String {
 
 /// Of the guest `two`, whose disk is /srv/vm.qcow2.
 pub(crate) fn is_replaced_over_and_over(lab: &Lab, two: &Guest) {
-    let wanted = wanted(LEVELS / 16);
+    is_replaced(lab, two, LEVELS / 16);
+}
+
+/// So often, or as told.
+pub(crate) fn is_replaced(lab: &Lab, two: &Guest, by_default: usize) {
+    let wanted = wanted(by_default);
     lab.first("before the replacements", "rm -f /tmp/pauses /tmp/held; touch /tmp/held");
     let load = two.start(&load("/dev/xvda")).unwrap_or_else(|error| panic!("{error}"));
     let mut done = 0;
@@ -31,7 +36,7 @@ pub(crate) fn is_replaced_over_and_over(lab: &Lab, two: &Guest) {
     run(two, "touch /tmp/enough", "enough");
     let ended = load.wait(LONG).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(ended.status, 0, "the load finds what it wrote: {}{}", ended.stdout, ended.stderr);
-    told(wanted, &lab.first("what came of them", COUNT), &ended.stdout);
+    told("Xen", wanted, &lab.first("what came of them", SHOW), &ended.stdout);
 }
 
 /// A disk that is copied goes when its guest gives it back. Of the guest `one`, on /srv/raw.

@@ -7,14 +7,14 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread;
+use std::time::Instant;
 
 use ringtap_image::{Place, qcow2};
 use ringtap_io::Io;
+use ringtap_tests::replacements::{LEVELS, Pauses, wanted};
 
 use super::*;
 
-/// Overlays upon the image at most.
-const LEVELS: usize = 32;
 const BLOCKS: u64 = SIZE / PAGE as u64;
 /// Requests at a time.
 const LOT: u64 = 8;
@@ -94,6 +94,7 @@ struct Operator {
     chain: Vec<PathBuf>,
     /// How many overlays held something.
     held: usize,
+    pauses: Pauses,
 }
 
 impl Operator {
@@ -107,9 +108,13 @@ impl Operator {
         let place = Place::from(&path);
         let image = qcow2::open_upon(&self.io, &place, &options(Format::Qcow2), current).await;
         let image = image.expect("an overlay");
+        let began = Instant::now();
         let still = self.vbd.quiesce(&self.io, MINUTE).await.expect("requests end");
+        let drain = began.elapsed();
         let former = still.overlay(image).expect("it takes the image's place");
         drop(still);
+        let [pause, drain] = [began.elapsed(), drain].map(|time| time.as_nanos() as u64);
+        self.pauses.add_one(pause, drain);
         former.settle(&self.io).await.expect("stable");
         self.io.sleep(2_000_000).await;
         self.held += usize::from(path.metadata().expect("the overlay").len() > empty);
@@ -136,8 +141,7 @@ impl Operator {
 
 #[test]
 fn an_image_is_replaced_over_and_over() {
-    let wanted = std::env::var("RINGTAP_REPLACEMENTS").ok().and_then(|text| text.parse().ok());
-    let wanted: usize = wanted.unwrap_or(LEVELS + LEVELS / 4);
+    let wanted = wanted(LEVELS + LEVELS / 4);
     let dir = tempfile::tempdir().expect("a folder");
     let vbd = disk(dir.path());
     let enough = AtomicBool::new(false);
@@ -148,7 +152,8 @@ fn an_image_is_replaced_over_and_over() {
         let mut tasks = Tasks::new(ringtap_io::reactor().expect("a reactor"));
         let chain = vec![dir.path().join("disk")];
         let io = tasks.io().clone();
-        let operator = Operator { io, vbd: vbd.fork(), dir: dir.path().into(), chain, held: 0 };
+        let (vbd, dir, pauses) = (vbd.fork(), dir.path().into(), Pauses::default());
+        let operator = Operator { io, vbd, dir, chain, held: 0, pauses };
         let held = tasks.block_on(replace(operator, wanted)).expect("the reactor");
         drop(over);
         (load.join().expect("the guest finds what it wrote"), held)
@@ -164,5 +169,6 @@ async fn replace(mut operator: Operator, wanted: usize) -> usize {
             operator.merge(format!("{number}.raw")).await;
         }
     }
+    operator.pauses.print("Xen's ring");
     operator.held
 }
