@@ -8,11 +8,12 @@
 
 use std::path::{Path, PathBuf};
 
-use ringtap_image::qcow2::{self, ResizeOptions};
+use ringtap_image::qcow2::{self, ResizeOptions, There};
 use ringtap_image::{Format, Image, OpenOptions, Place, open_place, record};
 use ringtap_io::{Io, Tasks};
 use ringtap_vbd::{Ending, Job, Mirror, OnErrors, Scope, Vbd};
 
+use crate::carried::{self, Both, carry};
 use crate::opened::identity;
 use crate::{Disk, Error, checkpoints};
 
@@ -114,7 +115,6 @@ impl Commit {
             format: Some(below.format),
             force_format: false,
             succeeded: true,
-            bitmaps: vec![],
             // As many as lie there, not as many as the disk was first opened with.
             layers: own.layers.and(Some(below.depth)),
             ..own.clone()
@@ -151,6 +151,10 @@ impl Commit {
                 .map_err(driven)?
                 .map_err(|why| self.failed(why))?;
         }
+        let bitmaps =
+            carried::of(&*self.vbd.image().map_err(|error| self.failed(error.to_string()))?);
+        carry(&self.disk, &below.place, below.format, &bitmaps, There::Stays)
+            .map_err(|why| self.failed(why))?;
         let image = match self.upon.as_ref().map(|image| image.fork()) {
             None => open_place(&below.place, options)?,
             Some(upon) => {
@@ -182,7 +186,15 @@ impl Commit {
                     on_errors,
                     ..Mirror::new(from.clone(), to.clone())
                 };
-                let still = async || moved(&former, &path);
+                let both = match (from.image(), to.image()) {
+                    (Ok(from), Ok(to)) => Both::of(&*from, &*to),
+                    _ => None,
+                };
+                let still = async || {
+                    moved(&former, &path)?;
+                    both.iter().for_each(Both::go_on);
+                    Ok::<(), String>(())
+                };
                 let end = mirror.run(&io, &job, Ending::Pivot, still).await;
                 let end = end.map_err(|error| error.to_string());
                 match end {

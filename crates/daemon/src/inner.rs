@@ -92,9 +92,6 @@ impl InnerCommit {
                 below[base - 1].path.display()
             )));
         }
-        if !self.disk.options.bitmaps.is_empty() {
-            return Err(self.failed("it shows dirty bitmaps, whose clients would not follow"));
-        }
         let overlay = if top == 1 { &self.disk.path } else { &below[top - 2].path };
         let backing = Backing::of(&below[base - 1], self.backing_file.as_deref(), overlay);
         let backing = backing.map_err(|why| self.failed(why))?;

@@ -106,7 +106,7 @@ impl InnerStream {
             return end.map_err(|error| self.failed(error.to_string()));
         }
         let (path, format) = (&found.taker().path, found.taker().format.name());
-        if let Some(why) = why_not(&self.disk, path, format, found.go())? {
+        if let Some(why) = why_not(path, format, found.go())? {
             return Err(self.failed(why));
         }
         let work = async move {

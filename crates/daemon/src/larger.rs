@@ -21,10 +21,6 @@ async fn stand_still<'a>(io: &Io, disk: &Disk, vbd: &'a Vbd) -> Result<Quiesced<
 
 /// Make a disk's image larger.
 pub(crate) fn make_larger(disk: &Disk, vbd: &ringtap_vbd::Disk, size: u64) -> Result<(), Error> {
-    let is_luks = format_of(vbd).is_ok_and(|format| format == Format::Luks.name());
-    if !disk.options.bitmaps.is_empty() && !is_luks {
-        return Err(failed(disk, "it shows dirty bitmaps, whose clients would not follow"));
-    }
     let mut tasks = Tasks::new(ringtap_io::reactor().map_err(Error::Ring)?);
     let (io, own, disk) = (tasks.io().clone(), vbd.fork(), disk.clone());
     let driven = |source| Error::Process { tried: "drive the io_uring", source };

@@ -13,7 +13,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use ringtap_image::qcow2::{self, CreateOptions, Crypt, Header};
+use ringtap_image::qcow2::{self, CreateOptions, Crypt, Header, There};
 use ringtap_image::record::{self, Transaction};
 use ringtap_image::{
     CacheMode, Container, Format, Image, OpenError, OpenOptions, Place, Role, on_a_ring,
@@ -21,6 +21,7 @@ use ringtap_image::{
 use ringtap_io::{Io, Tasks};
 use ringtap_vbd::{Former, Quiesced, Vbd};
 
+use crate::carried::{self, Both, carry};
 use crate::{Disk, Error, checkpoints};
 
 /// The most images on one another that are opened again: docs/images.md.
@@ -51,6 +52,8 @@ struct Prepared {
     base: PathBuf,
     overlay: PathBuf,
     image: Box<dyn Image>,
+    /// The dirty bitmaps inside both images.
+    bitmaps: Option<Both>,
     made: bool,
 }
 
@@ -148,12 +151,6 @@ fn prepare(wanted: &Wanted, part: Option<(&Transaction, usize)>) -> Result<Prepa
     if vbd.info().read_only {
         return refused("the disk is read-only".into());
     }
-    if !disk.options.bitmaps.is_empty() {
-        return refused(
-            "its dirty bitmaps would stay with the image below, which is not written to any more"
-                .into(),
-        );
-    }
     let current = vbd.image().map_err(|error| failed(overlay, error.to_string()))?;
     let format = current.info().format.parse().unwrap_or(format);
     let images = std::iter::successors(Some(&*current), |image| image.below()).count();
@@ -177,8 +174,18 @@ fn prepare(wanted: &Wanted, part: Option<(&Transaction, usize)>) -> Result<Prepa
         }
         false => make(overlay, &base, format, vbd.size())?,
     };
-    let opened = open(disk, overlay, current);
-    let opened = opened.and_then(|image| {
+    let opened = place(overlay).and_then(|place| {
+        let bitmaps = carried::of(&*current);
+        if wanted.exists && !bitmaps.is_empty() {
+            at_rest(disk, &place, &*current)?;
+        }
+        carry(disk, &place, Format::Qcow2, &bitmaps, There::IsReplaced)
+            .map_err(|why| failed(overlay, why))?;
+        let shown = disk.options.bitmaps.clone();
+        let image = open(disk, &place, shown, current.fork())?;
+        Ok((Both::of(&*current, &*image), image))
+    });
+    let opened = opened.and_then(|(bitmaps, image)| {
         let (own, handle) = (vbd.clone(), image.fork());
         on_a_ring(overlay, |io| async move { checkpoints::moves(&io, &own, &*handle).await })?;
         // From here on who begins anew finds the disk in the overlay, which holds nothing yet.
@@ -197,10 +204,17 @@ fn prepare(wanted: &Wanted, part: Option<(&Transaction, usize)>) -> Result<Prepa
             });
             failed(overlay, format!("cannot write down that it goes on with {base}: {error}{also}"))
         })?;
-        Ok(image)
+        Ok(Prepared {
+            vbd: vbd.fork(),
+            base: base.clone(),
+            overlay: overlay.clone(),
+            image,
+            bitmaps,
+            made,
+        })
     });
     match opened {
-        Ok(image) => Ok(Prepared { vbd: vbd.fork(), base, overlay: overlay.clone(), image, made }),
+        Ok(prepared) => Ok(prepared),
         Err(error) => {
             checkpoints::stays(vbd);
             // One that the image still leads to is looked for.
@@ -313,21 +327,35 @@ fn write(overlay: &Path, options: CreateOptions) -> Result<(), Error> {
     made.map(drop).map_err(|error| failed(overlay, error.to_string()))
 }
 
+fn place(overlay: &Path) -> Result<Place, Error> {
+    let held = Place::hold(overlay);
+    Ok(held.map_err(|source| OpenError::Os { what: "open", path: overlay.to_owned(), source })?)
+}
+
 /// Open the overlay upon the image that is served.
-fn open(disk: &Disk, overlay: &Path, base: Box<dyn Image>) -> Result<Box<dyn Image>, Error> {
-    let options =
-        OpenOptions { format: Some(Format::Qcow2), force_format: false, ..disk.options.clone() };
-    let place = Place::hold(overlay).map_err(|source| OpenError::Os {
-        what: "open",
-        path: overlay.to_owned(),
-        source,
-    })?;
+fn open(
+    disk: &Disk,
+    place: &Place,
+    bitmaps: Vec<String>,
+    base: Box<dyn Image>,
+) -> Result<Box<dyn Image>, Error> {
+    let options = OpenOptions {
+        format: Some(Format::Qcow2),
+        force_format: false,
+        bitmaps,
+        ..disk.options.clone()
+    };
+    let (held, path) = (place.clone(), place.path());
     let image =
-        on_a_ring(
-            overlay,
-            |io| async move { qcow2::open_upon(&io, &place, &options, base).await },
-        )??;
+        on_a_ring(path, |io| async move { qcow2::open_upon(&io, &held, &options, base).await })??;
     Ok(image)
+}
+
+/// What a killed server has left of an overlay is taken up, before anything in it is changed.
+fn at_rest(disk: &Disk, place: &Place, base: &dyn Image) -> Result<(), Error> {
+    let image = open(disk, place, vec![], base.fork())?;
+    let closed = on_a_ring(place.path(), |io| async move { image.close(&io).await })?;
+    closed.map_err(|error| failed(place.path(), error.to_string()))
 }
 
 /// With all disks standing still, have the overlays take their images' places.
@@ -356,6 +384,8 @@ async fn pivot(io: &Io, all: &[Prepared], limit: u64) -> Result<(Taken, Vec<Form
             }
         }
     }
+    // Nothing fails any more: what is written below and missed here would be missed for ever.
+    all.iter().filter_map(|one| one.bitmaps.as_ref()).for_each(Both::go_on);
     drop(quiesced);
     Ok((Taken { pause: began.elapsed(), drain }, formers))
 }
@@ -388,7 +418,7 @@ fn undo(images: &[PathBuf], all: Vec<Prepared>, together: Option<Transaction>) {
 
 /// It is to be as it was.
 fn undo_one(one: Prepared) {
-    let Prepared { vbd, base, overlay, image, made } = one;
+    let Prepared { vbd, base, overlay, image, made, .. } = one;
     checkpoints::stays(vbd.disk());
     drop(image);
     if let Err(error) = record::forget_successor(&base) {

@@ -59,7 +59,7 @@ impl Stream {
             return end.map_err(|error| self.failed(error.to_string()));
         }
         let format = top.info().format;
-        if let Some(why) = why_not(&self.disk, &self.disk.path, format, go)? {
+        if let Some(why) = why_not(&self.disk.path, format, go)? {
             return Err(self.failed(why));
         }
         let gone: Vec<PathBuf> = go.iter().map(|layer| layer.path.clone()).collect();
@@ -126,17 +126,9 @@ impl Stream {
 }
 
 /// What is in the way of an image of a disk that is to take what those hold that lie directly below it.
-pub(crate) fn why_not(
-    disk: &Disk,
-    path: &Path,
-    format: &str,
-    go: &[Layer],
-) -> Result<Option<String>, Error> {
+pub(crate) fn why_not(path: &Path, format: &str, go: &[Layer]) -> Result<Option<String>, Error> {
     if format != Format::Qcow2.name() {
         return Ok(Some(format!("it is a {format} image, and only qcow2 takes it")));
-    }
-    if !disk.options.bitmaps.is_empty() {
-        return Ok(Some("it shows dirty bitmaps, whose clients would not follow".into()));
     }
     let own = header(path)?;
     if own.snapshots > 0 {

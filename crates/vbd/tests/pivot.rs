@@ -9,6 +9,8 @@ mod boundaries;
 mod common;
 #[path = "common/container.rs"]
 mod container;
+#[path = "pivot/inside.rs"]
+mod inside;
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -26,6 +28,7 @@ use ringtap_vbd::{Busy, Quiesced, Vbd};
 
 use below::Below;
 use common::Served;
+use inside::Inside;
 
 const SECTORS: u64 = 96;
 const SIZE: u64 = SECTORS * SECTOR as u64;
@@ -59,6 +62,10 @@ struct Chain {
     top: Rc<Cell<usize>>,
     wrong: Option<Wrong>,
     below: Below,
+    /// Bits of bitmaps, beside each log.
+    bits: Vec<Arc<[AtomicU64]>>,
+    /// Whether the lowest image has a bitmap, and how it goes on.
+    inside: Option<Inside>,
 }
 
 /// What opens one of the overlays.
@@ -66,6 +73,7 @@ struct Opener {
     disk: Disk,
     file: File,
     words: Arc<[AtomicU64]>,
+    bits: Arc<[AtomicU64]>,
     identity: Identity,
 }
 
@@ -84,6 +92,7 @@ impl Opener {
         self.disk.watch(self.file, container.witness().clone());
         let header = Header::read(io, &container).await.map_err(|e| e.to_string())?;
         let log = RestartLog::with(Arc::new(self.words.clone()), self.identity, u64::MAX);
+        let log = log.with_memory(self.bits.clone());
         let parts = Parts { base, restart: Some(log.of(&container)), ..Parts::default() };
         let image = Qcow2::open(io, container, header, parts).await;
         Ok(Box::new(image.map_err(|error| error.to_string())?))
@@ -100,7 +109,9 @@ impl Chain {
         let overlays = (0..OVERLAYS).map(|_| disk.add_file(0, 512));
         let files: Vec<File> = std::iter::once(base).chain(overlays).collect();
         let logs = files.iter().map(|_| zeros()).collect();
-        let chain = Chain { seed, disk, files, logs, boot: 1, top: Rc::default(), wrong, below };
+        let bits = files.iter().map(|_| (0..64).map(|_| AtomicU64::new(0)).collect()).collect();
+        let (top, inside) = (Rc::default(), None);
+        let chain = Chain { seed, disk, files, logs, boot: 1, top, wrong, below, bits, inside };
         let made = usize::from(below != Below::Qcow2);
         for (at, file) in chain.files.iter().enumerate().skip(made) {
             let image = container(&chain.disk, *file);
@@ -129,6 +140,7 @@ impl Chain {
             disk: self.disk.clone(),
             file: self.files[at],
             words: self.logs[at].clone(),
+            bits: self.bits[at].clone(),
             identity,
         }
     }
@@ -213,12 +225,17 @@ impl Chain {
             io.next_turn().await;
         }
         let base = vbd.disk().image().map_err(|error| error.to_string())?;
-        let overlay = self.opener(next).open(io, Some(base)).await?;
+        let carried = self.carry(io, &*base, next).await?;
+        let overlay = self.opener(next).open(io, Some(base.fork())).await?;
+        if carried {
+            self.is_written_down(next, &*base, &*overlay);
+        }
         let second = match waits.bool() && next < OVERLAYS {
             true => Some(self.opener(next + 1).open(io, Some(overlay.fork())).await?),
             false => None,
         };
         let quiesced = self.quiesce(io, vbd).await?;
+        let new = overlay.fork();
         let former = match self.wrong {
             Some(Wrong::FormerForgotten) => quiesced.replace(overlay).map(|_| None),
             _ => quiesced.overlay(overlay).map(Some),
@@ -227,6 +244,9 @@ impl Chain {
         let unused = second.as_ref().map(|second| second.fork());
         if let Some(second) = second {
             self.there_and_back(&quiesced, second)?;
+        }
+        if carried && self.inside == Some(Inside::Well) {
+            inside::goes_on(&*base, &*new);
         }
         if self.wrong == Some(Wrong::PivotToldLate) {
             drop(quiesced);
@@ -284,17 +304,23 @@ impl Bench for Chain {
     }
 
     fn on(&self, disk: Disk, end: End) -> Chain {
-        let logs = self.logs.iter().map(|words| end.leaves(words)).collect();
+        let left = |all: &[Arc<_>]| all.iter().map(|words| end.leaves(words)).collect();
+        let (logs, bits) = (left(&self.logs), left(&self.bits));
         let boot = self.boot + u128::from(end == End::PowerCut);
-        Chain { disk, logs, boot, top: Rc::new(Cell::new(self.top.get())), ..self.clone() }
+        Chain { disk, logs, bits, boot, top: Rc::new(Cell::new(self.top.get())), ..self.clone() }
     }
 
-    fn look(&self, _: End) -> Result<Vec<u8>, String> {
+    fn look(&self, end: End) -> Result<Vec<u8>, String> {
         let vbd = self.open()?;
-        self.alone(async move |io| {
+        let bitmaps = vbd.bitmaps();
+        let found = self.alone(async move |io| {
             let found = read_all(&io, &Served::new(vbd), SECTORS).await;
             found.map_err(|error| error.to_string())
-        })
+        })?;
+        if self.inside.is_some() {
+            inside::misses_nothing(bitmaps.as_deref(), &found, end)?;
+        }
+        Ok(found)
     }
 }
 

@@ -7,6 +7,7 @@ mod checkpoints;
 mod errors;
 mod inner;
 mod inner_stream;
+mod inside;
 mod jobs;
 mod larger;
 mod ledger;

@@ -298,7 +298,7 @@ pub(super) async fn put_directory(
     Ok(())
 }
 
-/// Let the bitmaps be those of a disk of `size` bytes, along with another change.
+/// Let the bitmaps be those of a disk of `size` bytes, along with another change. What is new has changed.
 pub(super) async fn resize_bitmaps(
     rewrite: &mut Rewrite<'_, '_, '_>,
     size: u64,
@@ -317,6 +317,9 @@ pub(super) async fn resize_bitmaps(
         let old = load(rewrite.image, entry, rewrite.image.header.size).await?;
         let new = new_bits(rewrite.image, size, entry.granularity_bits)?;
         old.runs().for_each(|(offset, len)| new.set(offset, len));
+        if entry.is_enabled() && size > old.size() {
+            new.set(old.size(), size - old.size());
+        }
         drop_bits(rewrite, entry).await?;
         put_bits(rewrite, entry, &new).await?;
     }

@@ -232,6 +232,26 @@ impl Bits {
         other.runs().for_each(|(offset, len)| self.set(offset, len));
     }
 
+    /// Let the bits be those of another bitmap, word by word: none is clear in between that is set before and afterwards. Nobody
+    /// may set one meanwhile, in either.
+    pub fn be_as(&self, other: &Bits) {
+        let same = (self.size, self.granularity_bits) == (other.size, other.granularity_bits);
+        let own = Bits::new(self.size, self.granularity_bits as u8).filter(|_| !same);
+        if let Some(own) = &own {
+            own.merge(other);
+        }
+        let from = own.as_ref().unwrap_or(other);
+        let Store::Words { words, first } = &self.store else {
+            self.clear();
+            return self.merge(from);
+        };
+        for index in 0..self.len().div_ceil(64) {
+            if let Some(word) = words.get(first + index as usize) {
+                word.store(from.word(index), Relaxed);
+            }
+        }
+    }
+
     /// The bits of a word that stand for bytes of the disk.
     fn valid(&self, index: u64) -> u64 {
         match self.len().saturating_sub(index * 64) {
@@ -338,6 +358,12 @@ mod tests {
             coarse.merge(&bits);
             assert!(bits.runs().all(|(offset, len)| coarse.run(offset, len) == (true, len)));
             assert!(coarse.count() <= bits.count() + 2 * 65536 * bits.runs().count() as u64);
+            for as_fine in [in_words(size, granularity), in_words(size, 16), back] {
+                as_fine.set(0, size);
+                as_fine.be_as(&bits);
+                let same = if as_fine.granularity_bits() == 16 { &coarse } else { &bits };
+                assert!(as_fine.runs().eq(same.runs()), "seed {seed}");
+            }
         }
         assert!(Bits::new(u64::MAX, 9).is_none());
     }
