@@ -199,6 +199,7 @@ fn over_vhost_user_an_image_is_replaced_over_and_over() {
 }
 
 #[test]
+#[ignore = "one more boot, and minutes of load under TCG"]
 fn under_a_guest_an_image_is_replaced_over_and_over() {
     is_replaced_over_and_over(Way::Guest);
 }
