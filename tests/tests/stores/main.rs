@@ -1,6 +1,7 @@
 //! Disks on NBD servers, other than Ringtap's and its own.
 
 mod bench;
+mod few;
 mod formats;
 mod lost;
 mod migrate;

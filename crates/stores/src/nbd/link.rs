@@ -1,18 +1,20 @@
 //! One thread's connection: two tasks of that thread move its bytes, and find another when it is lost.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::io::{self, ErrorKind};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ringtap_io::{Buffer, Io, Mem, Op, Signal};
+use ringtap_io::{Io, Mem, Op, Session, Signal};
 use tracing::{error, info, warn};
 
 use super::Nbd;
 use super::dial::Connection;
 use super::handshake::Agreed;
+use super::landing::{Data, Landing};
 use super::outgoing::Outgoing;
+use super::owner::Far;
 use super::redial::News;
 use super::replies::{Reply, Says, parse};
 use super::requests::{Requests, Who, tell};
@@ -26,9 +28,25 @@ const DIRECT: usize = 32 << 10;
 /// A connection that held for so long was no fault of what was sent on it.
 const HOLDS: Duration = Duration::from_secs(1);
 
+/// So long is waited for a first connection before what is asked goes another way.
+const SOON: Duration = Duration::from_secs(1);
+
+/// Within that time of one connection all others that are looked for are there, if the server has room.
+const RETURNS: Duration = Duration::from_millis(1500);
+
+/// Whose connection it is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Role {
+    /// A thread's own.
+    Near,
+    /// That of all who have none.
+    Owner,
+}
+
 /// What is in flight of one thread.
 pub(super) struct Link {
     nbd: Arc<Nbd>,
+    role: Role,
     agreed: Agreed,
     requests: RefCell<Requests>,
     outgoing: RefCell<Outgoing>,
@@ -38,6 +56,18 @@ pub(super) struct Link {
     given_up: Cell<bool>,
     /// This connection has had a reply.
     heard: Cell<bool>,
+    /// There was a connection.
+    connected: Cell<bool>,
+    /// The owner, where requests went there.
+    far: OnceCell<Rc<Far>>,
+    /// Requests go there from now on.
+    passes: Cell<bool>,
+    /// The connection is given up for the owner's, as soon as nothing is in flight.
+    leaving: Cell<bool>,
+    /// Something may be in flight no more.
+    idle: Signal,
+    /// There will be no connection any more, for the server has no room for it.
+    left: Cell<bool>,
 }
 
 /// Who ended a connection, and why.
@@ -46,36 +76,24 @@ enum End {
     Theirs(String),
 }
 
-/// Data of a read that is on its way.
-#[derive(Clone, Copy)]
-struct Data {
-    cookie: u64,
-    /// Where in the read it goes next, and how much is left.
-    at: u64,
-    left: u64,
-    /// The reply ends with it.
-    done: bool,
-}
-
-/// What was received and not looked at yet.
-struct Landing {
-    bytes: Buffer,
-    start: usize,
-    end: usize,
-    data: Option<Data>,
-}
-
 impl Link {
     /// One whose tasks run on the thread of `io`.
-    pub(super) fn start(nbd: Arc<Nbd>, io: &Io) -> Rc<Link> {
+    pub(super) fn start(nbd: Arc<Nbd>, io: &Io, role: Role) -> Rc<Link> {
         let link = Rc::new(Link {
             agreed: nbd.agreed,
             nbd,
+            role,
             requests: RefCell::default(),
             outgoing: RefCell::default(),
             more: Signal::default(),
             given_up: Cell::new(false),
             heard: Cell::new(false),
+            connected: Cell::new(false),
+            far: OnceCell::new(),
+            passes: Cell::new(false),
+            leaving: Cell::new(false),
+            idle: Signal::default(),
+            left: Cell::new(false),
         });
         let (keeper, io_of_it) = (link.clone(), io.clone());
         io.spawn_beside(async move { keeper.keep(&io_of_it).await });
@@ -91,13 +109,123 @@ impl Link {
         }
     }
 
-    /// Nobody waits for it any more: its memory is not used from now on.
-    pub(super) fn cancel(&self, io: &Io, is_it: impl Fn(&Who) -> bool) {
+    /// Nobody waits for it any more: its memory is not used from now on. Whether it was here.
+    pub(super) fn cancel(&self, io: &Io, is_it: impl Fn(&Who) -> bool) -> bool {
         let mut requests = self.requests.borrow_mut();
         if let Some(cookie) = requests.sent(&is_it) {
             self.outgoing.borrow_mut().copy_rest(cookie);
         }
-        requests.cancel(io, is_it);
+        let was = requests.cancel(io, is_it);
+        if self.leaving.get() {
+            self.idle.notify(io);
+        }
+        was
+    }
+
+    /// Where what is asked goes for now, if not here.
+    pub(super) fn passes_to(&self) -> Option<&Rc<Far>> {
+        self.far.get().filter(|_| self.passes.get())
+    }
+
+    /// Where requests have gone that did not stay here.
+    pub(super) fn far(&self) -> Option<&Rc<Far>> {
+        self.far.get()
+    }
+
+    /// Whether its place is another's.
+    pub(super) fn has_left(&self) -> bool {
+        self.left.get()
+    }
+
+    /// Whether there is a thread of the owner's: not where a test makes connections.
+    fn may_pass(&self) -> bool {
+        #[cfg(test)]
+        return self.nbd.wishes.is_none();
+        #[cfg(not(test))]
+        true
+    }
+
+    /// Have all that is asked go by the owner's connection. Only who was never connected has anything to hand on.
+    fn pass_on(&self, io: &Io) {
+        let far = self.far.get_or_init(|| Far::new(self.nbd.owner()));
+        self.passes.set(true);
+        if self.connected.get() {
+            return;
+        }
+        let waiting = self.requests.borrow_mut().take_unsent();
+        for (who, op) in waiting {
+            if let Who::Here(key) = who {
+                far.begin(io, key, op);
+            }
+        }
+    }
+
+    /// What is done where a first connection does not come soon, and again until it is there.
+    fn look_for_room(self: &Rc<Self>, io: &Io) {
+        if !self.may_pass() {
+            return;
+        }
+        let patience = self.nbd.uri.reconnect.unwrap_or_default();
+        let soon = (patience / 4).clamp(Duration::from_millis(100), SOON).as_nanos() as u64;
+        let (link, door) = (Rc::downgrade(self), io.clone());
+        io.spawn_beside(async move {
+            loop {
+                door.sleep(soon).await;
+                let Some(link) = link.upgrade().filter(|link| !link.connected.get()) else {
+                    return;
+                };
+                match link.role {
+                    Role::Near => return link.pass_on(&door),
+                    Role::Owner => link.nbd.places.want(),
+                }
+            }
+        });
+    }
+
+    /// Give the connection up where the owner has none and the server no room for it.
+    async fn make_room(&self, io: &Io, connection: &Connection, broken: &Cell<bool>) {
+        if !self.leaving.get() {
+            let (places, began) = (&self.nbd.places, Instant::now());
+            loop {
+                if !places.are_wanted(|| broken.get()).await {
+                    return;
+                }
+                // The server may have been away: then the owner comes in soon by itself.
+                let young = RETURNS.saturating_sub(began.elapsed());
+                if !young.is_zero() {
+                    io.sleep(young.as_nanos() as u64).await;
+                } else if places.answer() {
+                    break;
+                }
+            }
+            self.leaving.set(true);
+            self.pass_on(io);
+        }
+        loop {
+            let idle = self.idle.wait(io);
+            if broken.get() {
+                return;
+            }
+            if self.nbd.places.are_met() {
+                // There was room after all.
+                self.leaving.set(false);
+                self.passes.set(false);
+                return;
+            }
+            if self.requests.borrow().is_empty() {
+                break;
+            }
+            idle.await;
+        }
+        self.leave();
+        connection.channel.shut();
+    }
+
+    /// There will be no connection here any more.
+    fn leave(&self) {
+        if !self.left.replace(true) {
+            self.nbd.places.leave(true);
+        }
     }
 
     /// Have a connection for as long as the store is open.
@@ -116,7 +244,7 @@ impl Link {
             let (why, since) = self.talk(io, connection).await;
             let held = since.saturating_duration_since(began);
             self.outgoing.borrow_mut().clear();
-            if self.nbd.is_closed() {
+            if self.nbd.is_closed() || self.left.get() {
                 break;
             }
             let Some(patience) = self.nbd.uri.reconnect else {
@@ -166,13 +294,17 @@ impl Link {
     /// Another connection, for one that was lost at that moment and looked for so many times since, the last `brief` of which
     /// did not hold; none where the store was closed.
     async fn connect(
-        &self,
+        self: &Rc<Self>,
         io: &Io,
         lost: Option<(Instant, u32)>,
         brief: u32,
     ) -> Option<Connection> {
         let (since, times) = lost.unwrap_or_else(|| (Instant::now(), 0));
         let attempt = self.nbd.redial(since, times.max(brief));
+        let is_first = !self.connected.get();
+        if is_first {
+            self.look_for_room(io);
+        }
         loop {
             match attempt.next().await {
                 News::Connected(connection) => {
@@ -182,11 +314,26 @@ impl Link {
                     }
                     return Some(*connection);
                 }
-                // Other connections to it are there.
-                News::TooLong(why) if lost.is_none() => {
-                    let advice = "connections=1 in the URI has all queues share one";
-                    self.give_up(io, &format!("no further connection ({advice}): {why}"));
+                // It is there, and has no room for one more.
+                News::TooLong(why) if is_first && self.may_pass() && self.nbd.has_connections() => {
+                    match self.role {
+                        Role::Near => {
+                            warn!(
+                                "{}: no further connection ({why}): queues share those that there are; connections=N in the \
+                             URI asks for no more than that",
+                                self.nbd.uri
+                            );
+                            self.pass_on(io);
+                            self.leave();
+                            return None;
+                        }
+                        Role::Owner => {
+                            self.nbd.places.want();
+                            self.give_up(io, &format!("no further connection: {why}"));
+                        }
+                    }
                 }
+                News::TooLong(_) if self.passes.get() => {}
                 News::TooLong(why) => self.give_up(io, &why),
                 News::Closed => return None,
             }
@@ -197,12 +344,24 @@ impl Link {
     async fn talk(self: &Rc<Link>, io: &Io, connection: Connection) -> (String, Instant) {
         let connection = Rc::new(connection);
         let _known = self.nbd.know(&connection);
+        self.connected.set(true);
+        self.passes.set(self.leaving.get());
+        if self.role == Role::Owner {
+            self.nbd.places.meet();
+        }
         let broken = Rc::new(Cell::new(false));
         let sender = (self.clone(), io.clone(), connection.clone(), broken.clone());
         io.spawn_beside(async move {
             let (link, io, connection, broken) = sender;
             link.send(&io, &connection, &broken).await;
         });
+        if self.role == Role::Near {
+            let maker = (self.clone(), io.clone(), connection.clone(), broken.clone());
+            io.spawn_beside(async move {
+                let (link, io, connection, broken) = maker;
+                link.make_room(&io, &connection, &broken).await;
+            });
+        }
         let end = self.receive(io, &connection).await;
         let since = Instant::now();
         broken.set(true);
@@ -211,6 +370,10 @@ impl Link {
         }
         connection.channel.shut();
         self.more.notify(io);
+        if self.role == Role::Near {
+            self.idle.notify(io);
+            self.nbd.places.tell();
+        }
         let (End::Ours(why) | End::Theirs(why)) = end;
         (why, since)
     }
@@ -292,7 +455,7 @@ impl Link {
         let Ok(bytes) = io.buffer(LANDING) else {
             return End::Ours("there is no memory left".into());
         };
-        let mut landing = Landing { bytes, start: 0, end: 0, data: None };
+        let mut landing = Landing::new(bytes);
         loop {
             let mem = match self.look(io, &mut landing) {
                 Ok(mem) => mem,
@@ -409,30 +572,11 @@ impl Link {
         if !outgoing.is_empty() {
             outgoing.copy_rest(cookie);
         }
+        if self.leaving.get() {
+            self.idle.notify(io);
+        }
         requests.answered(io, &self.agreed, cookie)
     }
 }
 
 const UNASKED: &str = "the server breaks the protocol: a reply to no request";
-
-impl Landing {
-    /// More goes to `end`.
-    fn make_room(&mut self) {
-        if self.start == self.end {
-            (self.start, self.end) = (0, 0);
-        } else if self.start > 0 {
-            self.bytes.bytes_mut().copy_within(self.start..self.end, 0);
-            (self.start, self.end) = (0, self.end - self.start);
-        }
-    }
-
-    /// So much has come, the first of it into memory of `direct` bytes.
-    fn received(&mut self, moved: usize, direct: usize) {
-        let there = moved.min(direct);
-        if let Some(data) = &mut self.data {
-            data.at += there as u64;
-            data.left -= there as u64;
-        }
-        self.end += moved - there;
-    }
-}

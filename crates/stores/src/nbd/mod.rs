@@ -1,7 +1,7 @@
 //! Exports of NBD servers: a client of the protocol.
 //!
 //! `open` connects and agrees with the server ([`handshake`]). From then on each thread that uses the store has a
-//! connection of its own, where the server allows several, up to a limit; beyond it a thread of the store's
+//! connection of its own, where the server allows several, up to a limit (`near`); beyond it a thread of the store's
 //! (`owner`) has one for all others. A `Link` is such a connection: operations become requests (`requests`), which go out
 //! together (`outgoing`), and replies are read in runs ([`replies`]), data of a large read straight to where it
 //! belongs. A connection that is lost is looked for again (`redial`), and what was in flight is sent once more.
@@ -11,7 +11,9 @@
 mod channel;
 mod dial;
 pub mod handshake;
+mod landing;
 mod link;
+mod near;
 mod outgoing;
 mod owner;
 mod redial;
@@ -27,19 +29,18 @@ pub mod wire;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use ringtap_io::{Io, Key, Op, OpenRemote, Remote, Session};
+use ringtap_io::{Io, OpenRemote, Remote, Session};
 use rustls::ClientConfig;
 
 use dial::Connection;
 use handshake::{ALLOCATION, Agreed, Error, Replies};
-use link::Link;
+use near::{Near, Places};
 use owner::{Far, Owner};
 use redial::Attempt;
-use requests::Who;
 pub use uri::{Server, Uri};
 use wire::{EXTENDED_REQUEST_MAGIC, REQUEST_MAGIC, can, cmd};
 
@@ -56,8 +57,7 @@ pub(crate) struct Nbd {
     closed: AtomicBool,
     /// Told when it closes.
     closing: (Mutex<()>, Condvar),
-    /// Threads that have a connection of their own.
-    near: AtomicUsize,
+    places: Places,
     /// Who wants a connection, where a test makes them.
     #[cfg(test)]
     wishes: Option<sim_tests::Wishes>,
@@ -128,6 +128,8 @@ fn store(
         verified: false,
     };
     let shared = Mutex::new(Shared { spare: Some(connection), ..Shared::default() });
+    // One is the owner's.
+    let near = if agreed.can(can::MULTI_CONN) { uri.connections.saturating_sub(1) } else { 0 };
     let nbd = Nbd {
         uri: uri.clone(),
         status: status.to_owned(),
@@ -136,7 +138,7 @@ fn store(
         shared,
         closed: AtomicBool::new(false),
         closing: Default::default(),
-        near: AtomicUsize::new(0),
+        places: Places::new(near),
         #[cfg(test)]
         wishes: None,
     };
@@ -185,6 +187,11 @@ impl Nbd {
         Known { nbd: self.clone(), number }
     }
 
+    /// Whether one stands, as far as is known.
+    fn has_connections(&self) -> bool {
+        !self.shared().sockets.is_empty()
+    }
+
     /// The thread for those who have no connection of their own.
     fn owner(self: &Arc<Self>) -> Arc<Owner> {
         let mut shared = self.shared();
@@ -206,15 +213,9 @@ impl Drop for Known {
 
 impl Remote for Nbd {
     fn session(self: Arc<Self>, io: &Io) -> Rc<dyn Session> {
-        // One is the owner's.
-        let most = match self.agreed.can(can::MULTI_CONN) {
-            true => self.uri.connections.saturating_sub(1),
-            false => 0,
-        };
-        let own = self.near.fetch_update(SeqCst, SeqCst, |near| (near < most).then_some(near + 1));
-        match own {
-            Ok(_) => Rc::new(Near { link: Link::start(self.clone(), io), nbd: self }),
-            Err(_) => Far::new(self.owner()),
+        match self.places.take() {
+            true => Near::start(self, io),
+            false => Far::new(self.owner()),
         }
     }
 
@@ -244,27 +245,5 @@ impl Remote for Nbd {
             drop(shared);
             owner.close();
         }
-    }
-}
-
-/// The session of a thread with a connection of its own.
-struct Near {
-    nbd: Arc<Nbd>,
-    link: Rc<Link>,
-}
-
-impl Session for Near {
-    fn begin(&self, io: &Io, key: Key, op: Op) {
-        self.link.begin(io, Who::Here(key), op);
-    }
-
-    fn cancel(&self, io: &Io, key: Key) {
-        self.link.cancel(io, |who| matches!(who, Who::Here(other) if *other == key));
-    }
-}
-
-impl Drop for Near {
-    fn drop(&mut self) {
-        self.nbd.near.fetch_sub(1, SeqCst);
     }
 }

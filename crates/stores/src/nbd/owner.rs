@@ -11,7 +11,7 @@ use ringtap_io::{Errand, Event, Io, Key, Op, Session, Tasks};
 use tracing::error;
 
 use super::Nbd;
-use super::link::Link;
+use super::link::{Link, Role};
 use super::requests::Who;
 
 enum Message {
@@ -89,7 +89,7 @@ impl Owner {
     }
 
     async fn serve(&self, io: &Io, nbd: Arc<Nbd>) {
-        let link = Link::start(nbd, io);
+        let link = Link::start(nbd, io, Role::Owner);
         loop {
             let more = self.more.listen();
             let messages = {
@@ -108,8 +108,11 @@ impl Owner {
                     Message::Begin(number, Errand { op, ender }) => {
                         link.begin(io, Who::There(number, ender), op);
                     }
-                    Message::Cancel(number) => link
-                        .cancel(io, |who| matches!(who, Who::There(other, _) if *other == number)),
+                    Message::Cancel(number) => {
+                        let is_it =
+                            |who: &Who| matches!(who, Who::There(other, _) if *other == number);
+                        link.cancel(io, is_it);
+                    }
                 }
             }
         }

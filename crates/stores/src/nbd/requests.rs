@@ -352,16 +352,34 @@ impl Requests {
         sent.then(|| cookie(place as u32, slot.generation))
     }
 
-    /// Nobody waits for one of those any more: the memory that it names is not used from now on.
-    pub(super) fn cancel(&mut self, io: &Io, is_it: impl Fn(&Who) -> bool) {
-        let Some(place) = self.place_of(is_it) else { return };
-        let Some(request) = &mut self.slots[place].request else { return };
+    /// Nobody waits for one of those any more: the memory that it names is not used from now on. Whether there was one.
+    pub(super) fn cancel(&mut self, io: &Io, is_it: impl Fn(&Who) -> bool) -> bool {
+        let Some(place) = self.place_of(is_it) else { return false };
+        let Some(request) = &mut self.slots[place].request else { return false };
         if !request.sent {
             self.remove(io, place as u32, -libc::ECANCELED);
-            return;
+            return true;
         }
         let who = std::mem::replace(&mut request.who, Who::Nobody);
         tell(io, who, -libc::ECANCELED);
+        true
+    }
+
+    /// Nothing is in flight or to be sent.
+    pub(super) fn is_empty(&self) -> bool {
+        self.slots.iter().all(|slot| slot.request.is_none())
+    }
+
+    /// All that there are, of which none was ever sent, in their order.
+    pub(super) fn take_unsent(&mut self) -> Vec<(Who, Op)> {
+        let mut taken = vec![];
+        while let Some(place) = self.queue.pop_front() {
+            if let Some(request) = self.slots[place as usize].request.take() {
+                taken.push((request.who, request.op));
+            }
+            self.free.push(place);
+        }
+        taken
     }
 }
 

@@ -8,7 +8,7 @@ mod stream;
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
-use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, Weak};
 
 use ringtap_io::{File, Io, Mem, Op, OpenRemote, Tasks};
@@ -19,6 +19,7 @@ use ringtap_sim::{
 use super::channel::Channel;
 use super::dial::Connection;
 use super::handshake::{ALLOCATION, Agreed, Replies};
+use super::near::Places;
 use super::redial::{Attempt, News};
 use super::wire::can;
 use super::{Nbd, Shared, Uri};
@@ -144,7 +145,7 @@ impl World {
             shared: Mutex::new(Shared::default()),
             closed: AtomicBool::new(false),
             closing: Default::default(),
-            near: AtomicUsize::new(0),
+            places: Places::new(3),
             wishes: Some(Mutex::default()),
         });
         let near = Disk::new(SECTOR);
