@@ -5,6 +5,7 @@ mod cached;
 mod detach;
 mod faults;
 mod origin;
+mod published;
 mod s3;
 mod served;
 mod tls;

@@ -1,12 +1,12 @@
 //! `ringtap publish`: an image put where guests of other hosts read it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::Context;
 use clap::Args;
-use ringtap_image::{CacheMode, Container, OpenOptions, record};
+use ringtap_image::{CacheMode, Container, OpenError, OpenOptions, probe, record};
 use ringtap_image_tools::{format_of, waits_for_nothing};
 use ringtap_objects::{Publication, index::hex};
 use ringtap_vbd::Progress;
@@ -41,6 +41,7 @@ pub(crate) struct PublishArgs {
 pub(crate) fn run(args: &PublishArgs) -> anyhow::Result<ExitCode> {
     let cache = CacheMode::Writeback;
     let options = OpenOptions { read_only: true, cache, ..OpenOptions::default() };
+    is_whole(&args.file)?;
     // Keeps writers off.
     let held = Container::open(&args.file, &options)?;
     let (format, _) = format_of(&args.file, None)?;
@@ -64,6 +65,8 @@ pub(crate) fn run(args: &PublishArgs) -> anyhow::Result<ExitCode> {
         progress.set(progress.done() + bytes)
     });
     drop(bar);
+    // Who began meanwhile heeds no locks.
+    is_whole(&args.file)?;
     let published = published
         .map_err(anyhow::Error::msg)
         .with_context(|| format!("cannot publish {} to {}", args.file.display(), args.target))?;
@@ -72,6 +75,14 @@ pub(crate) fn run(args: &PublishArgs) -> anyhow::Result<ExitCode> {
         say!("digest=sha256:{}", hex(&published.digest));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Refuse what a verb was at work on and has not ended.
+fn is_whole(file: &Path) -> Result<(), OpenError> {
+    match probe::unfinished_work(file) {
+        Some(verb) => Err(OpenError::Unfinished { path: file.to_owned(), verb }),
+        None => Ok(()),
+    }
 }
 
 /// What its help and its manual page say beyond the options.
