@@ -63,6 +63,7 @@ pub(crate) fn start(args: &ObjectArgs, boot: Option<&BootArgs>) -> anyhow::Resul
     ringtap_objects::start(Settings {
         cache: path.map(|path| CacheDir { path, size }),
         record: boot.and_then(|boot| boot.record.clone()),
+        record_goes_on: ringtap_daemon::takes_over(),
         boot_list: boot.and_then(|boot| boot.boot_list.clone()),
         fill: boot.is_some_and(|boot| boot.fill),
     });

@@ -68,6 +68,7 @@ pub use address::Address;
 pub use config::{Allotment, Announce, Config, ControlAt, Disk, OnError, Placed, QUEUES};
 pub use error::Error;
 pub use folder::{Described, Folder, Keeping, ReadFile};
+pub use handover::takes_over;
 #[doc(hidden)]
 pub use opened::Wrap;
 pub use process::report_panics;

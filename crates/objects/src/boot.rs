@@ -55,10 +55,22 @@ pub(crate) struct Recorder {
 }
 
 impl Recorder {
-    pub(crate) fn new(path: &Path, count: u32) -> io::Result<Recorder> {
-        let mut file = File::create(path)?;
-        writeln!(file, "{HEAD}")?;
-        Ok(Recorder { seen: Seen::of(count), file: Mutex::new(file) })
+    /// One of an object of `count` chunks. What is there is written over, but where it `goes_on`: then the server before this
+    /// one has written it.
+    pub(crate) fn new(path: &Path, count: u32, goes_on: bool) -> io::Result<Recorder> {
+        let seen = Seen::of(count);
+        let before = if goes_on { std::fs::read(path).ok() } else { None };
+        let before = before.and_then(|text| parse(&text, count).ok());
+        // Two servers write while the one takes over from the other.
+        let mut file = File::options().create(true).append(true).open(path)?;
+        match before {
+            Some(numbers) => numbers.iter().for_each(|number| _ = seen.is_first(*number)),
+            None => {
+                file.set_len(0)?;
+                writeln!(file, "{HEAD}")?;
+            }
+        }
+        Ok(Recorder { seen, file: Mutex::new(file) })
     }
 
     /// Those are read.
@@ -77,10 +89,25 @@ mod tests {
     use super::*;
 
     #[test]
+    fn who_takes_over_goes_on_with_the_list_and_others_begin_anew() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("list");
+        let list = || parse(&std::fs::read(&path).expect("the list"), 100);
+        let first = Recorder::new(&path, 100, true).expect("made");
+        first.note(5..7);
+        let next = Recorder::new(&path, 100, true).expect("made");
+        first.note(9..10);
+        next.note(6..8);
+        assert_eq!(list(), Ok(vec![5, 6, 9, 7]));
+        Recorder::new(&path, 100, false).expect("made").note(1..2);
+        assert_eq!(list(), Ok(vec![1]));
+    }
+
+    #[test]
     fn what_was_recorded_is_read_back_in_order_and_once() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("list");
-        let recorder = Recorder::new(&path, 100).expect("made");
+        let recorder = Recorder::new(&path, 100, false).expect("made");
         for numbers in [5..7, 90..91, 5..8, 0..1] {
             recorder.note(numbers);
         }

@@ -68,6 +68,8 @@ pub struct Settings {
     pub cache: Option<CacheDir>,
     /// Where a boot list of the first object is written.
     pub record: Option<PathBuf>,
+    /// A server before this one has begun that list.
+    pub record_goes_on: bool,
     /// A boot list.
     pub boot_list: Option<PathBuf>,
     /// Whether all of an object is brought into the cache.
@@ -75,8 +77,8 @@ pub struct Settings {
 }
 
 static SETTINGS: OnceLock<Settings> = OnceLock::new();
-/// Whether an object is recorded already.
-static RECORDS: AtomicBool = AtomicBool::new(false);
+/// The object that is recorded, by its name: it may be closed and opened again.
+static RECORDED: Mutex<Option<(String, Arc<Recorder>)>> = Mutex::new(None);
 
 /// An open object.
 pub(crate) struct Object {
@@ -88,7 +90,7 @@ pub(crate) struct Object {
     runtime: Handle,
     memory: memory::Memory,
     cache: Option<Cache>,
-    recorder: Option<Recorder>,
+    recorder: Option<Arc<Recorder>>,
     /// What was kept is made stable soon.
     settles: AtomicBool,
     /// Chunks that are on their way, by number.
@@ -173,13 +175,7 @@ fn begin(uri: &Uri, settings: &Settings) -> Result<Arc<Object>, String> {
         (0..count).filter(|number| index.is_zero(*number)).for_each(|number| cache.set(number));
     }
     let list = boot_list_of(settings, boot_list, count)?;
-    let recorder = match &settings.record {
-        Some(path) if !RECORDS.swap(true, SeqCst) => {
-            let failed = |error| format!("cannot record to {}: {error}", path.display());
-            Some(Recorder::new(path, count).map_err(failed)?)
-        }
-        _ => None,
-    };
+    let recorder = recorder_of(uri, settings, count)?;
     let object = Object {
         uri: uri.clone(),
         source,
@@ -202,6 +198,25 @@ fn begin(uri: &Uri, settings: &Settings) -> Result<Arc<Object>, String> {
     let object = Arc::new(object);
     object.fetch_first(list, settings.fill && settings.cache.is_some());
     Ok(object)
+}
+
+/// What records the object, if it is the one that is recorded.
+fn recorder_of(
+    uri: &Uri,
+    settings: &Settings,
+    count: u32,
+) -> Result<Option<Arc<Recorder>>, String> {
+    let Some(path) = &settings.record else { return Ok(None) };
+    let mut recorded = RECORDED.lock().unwrap_or_else(PoisonError::into_inner);
+    let name = uri.to_string();
+    if let Some((first, recorder)) = &*recorded {
+        return Ok((*first == name).then(|| recorder.clone()));
+    }
+    let failed = |error| format!("cannot record to {}: {error}", path.display());
+    let recorder = Recorder::new(path, count, settings.record_goes_on).map_err(failed)?;
+    let recorder = Arc::new(recorder);
+    *recorded = Some((name, recorder.clone()));
+    Ok(Some(recorder))
 }
 
 /// One that is open.

@@ -205,3 +205,30 @@ fn an_image_is_brought_here_behind_its_guest() {
     server.stop();
     assert_eq!(asked(&origin), (0..32).collect::<Vec<_>>(), "each once");
 }
+
+/// What lies below an overlay that is written to is looked at before it is opened to stay.
+#[test]
+fn what_is_read_below_an_overlay_is_recorded_and_a_server_that_takes_over_goes_on_with_the_list() {
+    let bench = Bench::new();
+    let origin = Origin::new(pattern(16 * MIB));
+    let (list, top) = (bench.text("list"), bench.text("top.qcow2"));
+    said(&["create", "-q", "-f", "qcow2", "-b", &origin.uri(), "-F", "raw", &top]);
+    let control = format!("unix:{}", bench.text("control"));
+    let more = ["-f", "qcow2", "--record", &list, "--control", &control];
+    let server = bench.serve(&top, &more);
+    bench.io_well(&["read 9M 4k", "write 15M 64k", "read 1M 512k"]);
+    let numbers = || {
+        let text = fs::read_to_string(&list).expect("the list");
+        let lines = text.lines().skip(1).filter(|line| *line != "0");
+        lines.map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(numbers(), ["36", "4", "5"]);
+    let told = said(&["upgrade", &control, "--output", "json"]);
+    let told: serde_json::Value = serde_json::from_str(&told).expect("JSON");
+    bench.io_well(&["read 2M 4k"]);
+    let pid = told["pid"].as_i64().expect("a process") as i32;
+    let pid = rustix::process::Pid::from_raw(pid).expect("a process");
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it is there");
+    server.ends();
+    assert_eq!(numbers(), ["36", "4", "5", "8"]);
+}

@@ -19,6 +19,8 @@ pub enum Kind {
     Qemu,
     /// One connection only.
     QemuOne,
+    /// Read only, for one client; it ends with that.
+    QemuOnce,
     /// Structured replies; several connections.
     Nbdkit,
     /// Simple replies.
@@ -105,6 +107,9 @@ impl Bench {
             }
             Kind::QemuOne => {
                 ("qemu-nbd", vec!["-t", "-f", "raw", "-x", "e", "-k", &socket, &image])
+            }
+            Kind::QemuOnce => {
+                ("qemu-nbd", vec!["-r", "-f", "raw", "-x", "e", "-k", &socket, &image])
             }
             Kind::Nbdkit => ("nbdkit", vec!["-f", "-U", &socket, "file", &image]),
             Kind::NbdkitSimple => ("nbdkit", vec!["-f", "--no-sr", "-U", &socket, "file", &image]),

@@ -6,7 +6,7 @@ use std::thread;
 
 use ringtap_tests::{Server, ok};
 
-use crate::bench::{Bench, MIB};
+use crate::bench::{Bench, Kind, MIB, said};
 
 /// The server has room for two: both are this disk's, or one is another's. Guests stay for longer than requests wait.
 #[test]
@@ -55,4 +55,25 @@ fn share_beside(others: usize) {
     let log = server.stop();
     assert!(!log.contains("ERROR"), "{others} others: {log}");
     source.stop();
+}
+
+/// Who was let in once is let in no more: what lies below is opened once.
+#[test]
+fn an_overlay_is_written_to_upon_a_server_of_one_client() {
+    let bench = Bench::new();
+    for format in ["raw", "qcow2"] {
+        let (base, top) = (bench.text(format), bench.text(&format!("top.{format}")));
+        ok("qemu-img", "qemu-utils", &["create", "-q", "-f", format, &base, "8M"]);
+        ok("qemu-io", "qemu-utils", &["-f", format, "-c", "write -P 6 0 1M", &base]);
+        let uri = bench.uri();
+        // Its name is recorded while a server of any number of clients is there.
+        let source = bench.source(Kind::Qemu, format);
+        said(&["create", "-q", "-f", "qcow2", "-b", &uri, "-F", format, &top]);
+        source.stop();
+        let source = bench.source(Kind::QemuOnce, format);
+        let server = bench.serve(&top, &["-f", "qcow2"]);
+        bench.io_well(&["read -P 6 0 64k", "write -P 7 64k 64k", "read -P 7 64k 64k"]);
+        server.stop();
+        drop(source);
+    }
 }

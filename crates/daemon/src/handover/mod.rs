@@ -36,6 +36,7 @@ pub(crate) use closing::Closing;
 pub(crate) use giving::{Wish, begin, note_program, tell_asker};
 pub(crate) use names::NbdComes;
 pub(crate) use state::{CopyState, JobState, SaveState};
+pub use taking::takes_over;
 pub(crate) use taking::{Taking, left_out};
 
 use crate::Address;

@@ -39,17 +39,25 @@ fn failed(why: impl Into<String>) -> Error {
     Error::Upgrade(why.into())
 }
 
+/// The number of the descriptor by which a server passes on what it serves, if one does.
+fn channel() -> Option<String> {
+    let told = std::env::var_os(CHANNEL)?;
+    // What a server of this host starts inherits its environment, and is not meant.
+    let parent = getppid()?.as_raw_nonzero().to_string();
+    let (by, number) = told.to_str()?.split_once(':')?;
+    (by == parent).then(|| number.to_owned())
+}
+
+/// Whether this process is to take over from a server that goes on until then.
+pub fn takes_over() -> bool {
+    channel().is_some()
+}
+
 impl Taking {
     /// What the server before this one passes on, if there is one. Called once in the life of a process.
     pub(crate) fn begin() -> Result<Option<Taking>, Error> {
-        let Some(told) = std::env::var_os(CHANNEL) else { return Ok(None) };
-        let told = told.to_str().and_then(|text| text.split_once(':'));
-        // What a server of this host starts inherits its environment, and is not meant.
+        let Some(number) = channel() else { return Ok(None) };
         let giver = getppid();
-        let parent = giver.map(|parent| parent.as_raw_nonzero().to_string());
-        let Some((_, number)) = told.filter(|(by, _)| Some(*by) == parent.as_deref()) else {
-            return Ok(None);
-        };
         let number = number.parse::<RawFd>().ok().filter(|number| *number > 2);
         let number = number.ok_or_else(|| failed(format!("{CHANNEL} is no descriptor")))?;
         // SAFETY: whoever sets the variable has made this descriptor for this process alone, and nothing here has

@@ -5,6 +5,7 @@
 //! overlay's own does not: what lies in the image below, and in its restart log, which a power cut ends, is made stable here.
 
 use ringtap_io::Io;
+use ringtap_stores::is_store;
 
 use super::Header;
 use crate::open::open_on;
@@ -16,6 +17,12 @@ pub(super) async fn make_whole(
     place: &Place,
     options: &OpenOptions,
 ) -> Result<(), OpenError> {
+    let unsealed = record::is_unsealed(&place.at());
+    let has_log = matches!(options.format, Some(Format::Qcow2 | Format::Vhd));
+    // What lies on a server has no log, and may let nobody in a second time.
+    if !unsealed && (!has_log || is_store(place.path())) {
+        return Ok(());
+    }
     let look = OpenOptions { read_only: true, ..options.clone() };
     let container = Container::open(place, &look)?;
     let left = match options.format {
@@ -28,7 +35,6 @@ pub(super) async fn make_whole(
     };
     drop(container);
     let waits = left.is_some_and(|left| !matches!(left.standing, Some(Standing::Other(_))));
-    let unsealed = record::is_unsealed(&place.at());
     if !waits && !unsealed {
         return Ok(());
     }
