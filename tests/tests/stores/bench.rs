@@ -135,6 +135,12 @@ impl Bench {
         self.begun(name, &args)
     }
 
+    /// nbdkit with that plugin and what it takes; its exports have any name.
+    pub fn nbdkit(&self, args: &[&str]) -> Source {
+        let socket = self.text("source");
+        self.begun("nbdkit", &[&["-f", "-U", &*socket][..], args].concat())
+    }
+
     fn begun(&self, name: &str, args: &[&str]) -> Source {
         let child =
             Command::new(name).args(args).stdout(Stdio::null()).stderr(Stdio::null()).spawn();

@@ -8,4 +8,5 @@ mod migrate;
 mod netem;
 mod served;
 mod silent;
+mod status;
 mod verbs;

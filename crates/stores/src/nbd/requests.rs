@@ -134,7 +134,20 @@ impl Request {
                 false => Next::End(-libc::EOPNOTSUPP),
             },
             Op::Status { offset, len, .. } => match agreed.status {
-                Some(_) => send(cmd::BLOCK_STATUS, cmd_flag::REQ_ONE, offset, len.min(range)),
+                // As reads find it there.
+                _ if offset >= agreed.size => {
+                    Next::End(Holds { len, hole: true, zero: true }.to_result())
+                }
+                Some(_) => {
+                    let block = u64::from(agreed.block);
+                    let (from, whole) = (offset / block * block, agreed.size / block * block);
+                    let end = offset.saturating_add(len).min(whole).next_multiple_of(block);
+                    match end.saturating_sub(from).min(range) {
+                        // No whole block.
+                        0 => Next::End(Holds { len, hole: false, zero: false }.to_result()),
+                        len => send(cmd::BLOCK_STATUS, cmd_flag::REQ_ONE, from, len),
+                    }
+                }
                 None => Next::End(Holds { len, hole: false, zero: false }.to_result()),
             },
             _ => Next::End(-libc::EOPNOTSUPP),
@@ -164,7 +177,14 @@ impl Request {
             (Op::Read { .. }, _) => self.command.len as i32,
             (Op::Write { .. }, _) if self.settles => self.done as i32,
             (Op::Write { .. }, _) => self.command.len as i32,
-            (Op::Status { .. }, _) => self.holds.map_or(-libc::EIO, Holds::to_result),
+            (Op::Status { offset, len, .. }, _) => self.holds.map_or(-libc::EIO, |holds| {
+                // It was asked from the start of a block on, and to the end of one.
+                match holds.len.saturating_sub(offset - self.command.offset).min(len) {
+                    0 => Holds { len: Holds::STEP, hole: false, zero: false },
+                    len => Holds { len, ..holds },
+                }
+                .to_result()
+            }),
             _ => 0,
         }
     }

@@ -143,3 +143,23 @@ fn ranges_go_in_pieces_to_their_end() {
         Holds { len, hole: false, zero: false }
     );
 }
+
+#[test]
+fn blocks_are_asked_of_whole_and_to_the_end() {
+    let large = Agreed { block: 4096, size: (1 << 20) + 700, ..agreed(FULL) };
+    let asked = |offset, len| {
+        let status = move |file, _| Op::Status { file, offset, len };
+        let (commands, result) = asked(&large, status, 0);
+        let range = commands.first().map(|one| (one.offset, one.len));
+        (range, Holds::of_result(result))
+    };
+    let zeros = |len| Holds { len, hole: true, zero: true };
+    let data = |len| Holds { len, hole: false, zero: false };
+    // The server says 4096 bytes.
+    assert_eq!(asked(512, 1024), (Some((0, 4096)), zeros(1024)));
+    assert_eq!(asked(4096 + 512, 1 << 16), (Some((4096, 17 << 12)), zeros(4096 - 512)));
+    assert_eq!(asked((1 << 20) - 512, 8192), (Some(((1 << 20) - 4096, 4096)), zeros(512)));
+    // No whole block, and behind the end.
+    assert_eq!(asked(1 << 20, 1024), (None, data(1024)));
+    assert_eq!(asked((1 << 20) + 1024, 512), (None, zeros(512)));
+}
