@@ -79,6 +79,36 @@ fn a_connection_is_encrypted_where_that_is_asked() {
     source.stop();
 }
 
+/// As an operator does before they expire: the server is started anew with the others.
+#[test]
+fn certificates_that_were_replaced_are_taken_at_the_next_connection() {
+    let bench = Bench::new();
+    bench.raw("a.raw", 8 * MIB);
+    let certificates = include_str!("../../../crates/export/tests/nbd/certificates.py");
+    let replace = || {
+        ok("python3", "python3", &["-c", certificates, &bench.text("")]);
+    };
+    let (image, listen) = (bench.text("a.raw"), format!("unix:{}", bench.text("source")));
+    let tls = bench.text("server");
+    let args = [&*image, "-f", "raw", "--name", "e", "--tls", "require", "--tls-dir", &tls];
+    let source = || ringtap_tests::Server::start(args.iter().chain(&["--nbd", &listen]));
+    replace();
+    let first = source();
+    let uri = format!(
+        "nbds+unix:///e?socket={}&tls-hostname=localhost&tls-certificates={}&reconnect=5",
+        bench.text("source"),
+        bench.text("client")
+    );
+    let server = bench.serve(&uri, &["-f", "raw"]);
+    bench.io_well(&["write -P 1 0 64k", "flush"]);
+    first.stop();
+    replace();
+    let second = source();
+    bench.io_well(&["read -P 1 0 64k"]);
+    server.stop();
+    second.stop();
+}
+
 #[test]
 fn a_disk_is_added_and_moved_to_a_server_while_its_guest_writes() {
     let bench = Bench::new();

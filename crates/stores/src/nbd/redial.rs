@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use ringtap_io::Event;
 
 use super::Nbd;
-use super::dial::{Connection, LIMIT, dial};
+use super::dial::{Connection, LIMIT, credentials, dial};
 
 /// Between two attempts: at first, and at most.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -103,8 +103,13 @@ fn seek(nbd: &Arc<Nbd>, wish: &Weak<Attempt>, begun: Instant, times: u32) {
 }
 
 fn attempt(nbd: &Nbd, limit: Duration) -> Result<Connection, String> {
+    // Certificates may be others by now. Where they are just being replaced, or out of reach, those of opening are tried.
+    let tls = credentials(&nbd.uri).unwrap_or_else(|error| {
+        tracing::debug!("{}: {error}", nbd.uri);
+        nbd.tls.clone()
+    });
     let connection =
-        dial(&nbd.uri, nbd.tls.as_ref(), &nbd.status, limit).map_err(|error| error.to_string())?;
+        dial(&nbd.uri, tls.as_ref(), &nbd.status, limit).map_err(|error| error.to_string())?;
     connection.agreed.goes_on_from(&nbd.agreed)?;
     Ok(connection)
 }
