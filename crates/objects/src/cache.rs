@@ -39,6 +39,10 @@ pub struct CacheDir {
 pub(crate) struct Cache {
     dir: CacheDir,
     data: OpenFile,
+    /// What `data` has, or it is not what was kept.
+    size: u64,
+    /// It was not.
+    lost: AtomicBool,
     map: File,
     /// Locked, shared, while it is open.
     _used: File,
@@ -78,6 +82,8 @@ impl Cache {
         let cache = Cache {
             dir: dir.clone(),
             data,
+            size,
+            lost: AtomicBool::new(false),
             map,
             _used: used,
             bits: (0..count.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
@@ -95,6 +101,31 @@ impl Cache {
     /// The file that holds them.
     pub(crate) fn file(&self) -> ringtap_io::File {
         self.data.handle()
+    }
+
+    /// Whether the file is as long as ever. One that somebody has cut would read as shorter, and so as zeros: then nothing is
+    /// here any more, and nothing is kept until it is opened anew.
+    pub(crate) fn is_whole(&self) -> bool {
+        let len = rustix::fs::fstat(self.data.as_fd()).map(|facts| facts.st_size as u64);
+        if !self.lost.load(SeqCst) && len.is_ok_and(|len| len >= self.size) {
+            return true;
+        }
+        if !self.lost.swap(true, SeqCst) {
+            let (folder, found) = (self.dir.path.display(), len.unwrap_or_default());
+            tracing::error!(
+                "the cache in {folder}: a file of {} bytes has only {found}: somebody has cut it, and it is not used any more",
+                self.size
+            );
+            self.full.store(true, SeqCst);
+            self.unstable().clear();
+            self.bits.iter().for_each(|word| word.store(0, SeqCst));
+            // For others, whose chunks may make it as long again.
+            let none = vec![0; self.size.div_ceil(CHUNK) as usize];
+            if let Err(error) = self.map.write_all_at(&none, 0) {
+                tracing::warn!("the map of the cache in {folder}: {error}");
+            }
+        }
+        false
     }
 
     /// A chunk is here, in its place.
@@ -119,10 +150,11 @@ impl Cache {
     pub(crate) fn look_again(&self, number: u32) -> bool {
         let mut byte = [0];
         let there = self.map.read_exact_at(&mut byte, number.into()).is_ok() && byte == [1];
-        if there {
+        if there && self.is_whole() {
             self.set(number);
+            return true;
         }
-        there
+        false
     }
 
     /// The bytes of one that is here. Waits for the disk.
@@ -141,7 +173,7 @@ impl Cache {
 
     /// Keep a chunk whose bytes are right: whether there is room for it. Waits for the disk.
     pub(crate) fn store(&self, number: u32, bytes: &[u8]) -> bool {
-        if self.has(number) || !self.has_room(bytes.len() as u64) {
+        if self.has(number) || self.lost.load(SeqCst) || !self.has_room(bytes.len() as u64) {
             return self.has(number);
         }
         let failures = self.failures.load(SeqCst);

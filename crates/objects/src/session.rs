@@ -74,7 +74,8 @@ impl Near {
         if let Some(recorder) = &self.object.recorder {
             recorder.note(numbers.clone());
         }
-        if let Some(cache) = self.object.cache.as_ref().filter(|cache| cache.has_all(numbers)) {
+        let cache = self.object.cache.as_ref();
+        if let Some(cache) = cache.filter(|cache| cache.has_all(numbers) && cache.is_whole()) {
             return io.begin_here(key, Op::Read { file: cache.file(), offset, mem });
         }
         if mem.is_kernels() {

@@ -232,3 +232,21 @@ fn what_is_read_below_an_overlay_is_recorded_and_a_server_that_takes_over_goes_o
     server.ends();
     assert_eq!(numbers(), ["36", "4", "5", "8"]);
 }
+
+#[test]
+fn a_cache_that_somebody_cuts_is_read_as_nothing_and_not_as_zeros() {
+    let bench = Bench::new();
+    let object = pattern(8 * MIB);
+    let origin = Origin::new(object.clone());
+    let server = bench.serve_cached(&origin.uri(), &[]);
+    assert!(bench.whole() == object);
+    let cache = files(&bench.path("cache")).remove(0);
+    let data = fs::File::options().write(true).open(cache.join("data")).expect("the data");
+    data.set_len(MIB as u64).expect("cut");
+    assert!(bench.whole() == object, "what is not here any more is brought again");
+    let log = server.stop();
+    assert_eq!(log.matches("somebody has cut it").count(), 1, "{log}");
+    let server = bench.serve_cached(&origin.uri(), &[]);
+    assert!(bench.whole() == object);
+    server.stop();
+}
