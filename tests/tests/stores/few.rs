@@ -4,7 +4,7 @@ use std::io::Read;
 use std::process::{Child, Command, Stdio};
 use std::thread;
 
-use ringtap_tests::{Server, ok};
+use ringtap_tests::{Server, ok, ringtap_of};
 
 use crate::bench::{Bench, Kind, MIB, said};
 
@@ -76,4 +76,18 @@ fn an_overlay_is_written_to_upon_a_server_of_one_client() {
         server.stop();
         drop(source);
     }
+}
+
+/// The one client is another: what is said of that.
+#[test]
+fn a_server_that_lets_in_nobody_more_is_told_of() {
+    let bench = Bench::new();
+    bench.raw("a.raw", MIB);
+    let _source = bench.source(Kind::QemuOne, "a.raw");
+    let server = bench.serve(&bench.uri(), &["-f", "raw"]);
+    bench.io_well(&["read 0 4k"]);
+    let why = ringtap_of(&["info", "-f", "raw", &bench.uri()]);
+    let why = String::from_utf8_lossy(&why.stderr).into_owned();
+    assert!(why.contains("fewer clients") && !why.contains("os error 11"), "{why}");
+    server.stop();
 }

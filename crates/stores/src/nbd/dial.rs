@@ -22,6 +22,8 @@ use super::uri::{Server, Uri};
 /// For how long all of it may take, however slowly the server says it.
 pub(super) const LIMIT: Duration = Duration::from_secs(20);
 
+const SILENT: &str = "the server took the connection and has said nothing more in time (20 s at most): it may let in fewer clients than there are";
+
 /// Questions without an answer after which a server is gone.
 const PROBES: u32 = 3;
 
@@ -59,7 +61,11 @@ impl Until {
 impl Read for Until {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         self.left(Timeout::Recv)?;
-        self.stream.read(buffer)
+        self.stream.read(buffer).map_err(|error| match error.kind() {
+            // The kernel's word for a timeout of a socket.
+            io::ErrorKind::WouldBlock => io::Error::new(io::ErrorKind::TimedOut, SILENT),
+            _ => error,
+        })
     }
 }
 
