@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use ringtap_image::qcow2::{self, Header, Preallocation, ResizeOptions};
 use ringtap_image::{
-    CacheMode, Container, Format, OpenError, OpenOptions, Place, Role, find_named, luks, on_a_ring,
-    open_place, record, vhd,
+    CacheMode, Container, Format, OpenError, OpenOptions, Place, Role, find_named, is_store, luks,
+    on_a_ring, open_place, record, vhd,
 };
 use ringtap_vbd::{Copy, Progress, Vbd, copy};
 
@@ -373,7 +373,8 @@ fn change(
 
 fn set_len(path: &Path, container: Container, size: u64) -> Result<(), Error> {
     if !container.traits().regular {
-        let why = format!("{} is a block device, whose size others decide", path.display());
+        let what = if is_store(path) { "lies on a server" } else { "is a block device" };
+        let why = format!("{} {what}, whose size others decide", path.display());
         return Err(Error::Refused(why));
     }
     on_a_ring(path, |io| async move {

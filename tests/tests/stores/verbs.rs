@@ -74,3 +74,14 @@ fn what_cannot_be_is_said_with_what_to_do() {
     assert!(read_only.contains("--read-only"), "{read_only}");
     source.stop();
 }
+
+#[test]
+fn a_commit_says_that_an_export_grows_no_larger() {
+    let bench = Bench::new();
+    bench.raw("a.raw", MIB);
+    let _source = bench.source(Kind::Qemu, "a.raw");
+    let (uri, top) = (bench.uri(), bench.text("top.qcow2"));
+    said(&["create", "-q", "-f", "qcow2", "-b", &uri, "-F", "raw", &top, "2M"]);
+    let why = refusal(&["commit", "-f", "qcow2", &top]);
+    assert!(why.contains("lies on a server, whose size others decide"), "{why}");
+}
