@@ -6,10 +6,12 @@
 //! the two. Stopped anywhere before, there is no checkpoint there, and none that lacks something.
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use clap::Args;
+use ringtap_stores::Uri;
+use ringtap_stores::nbd::Server;
 use serde_json::{Value, json};
 
 use crate::args::Output;
@@ -59,6 +61,7 @@ pub(crate) fn run(qmp: &mut Qmp, args: MigrateArgs, output: Output) -> anyhow::R
         );
         return Err(ringtap_daemon::Error::Usage(why).into());
     }
+    not_itself(qmp, &node, &uri)?;
     let all = bitmaps(qmp, &node)?;
     let goes = |one: &&Value| {
         let set = |key: &str| one[key].as_bool().unwrap_or(false);
@@ -102,6 +105,44 @@ pub(crate) fn run(qmp: &mut Qmp, args: MigrateArgs, output: Output) -> anyhow::R
     };
     travel.forget();
     arrived.context("the disk has gone there and its checkpoints have not: the first backup there is a full one")
+}
+
+/// Refuse an export of the very disk that is to move: each copy of a region would change it again, without end.
+fn not_itself(qmp: &mut Qmp, node: &str, uri: &Path) -> anyhow::Result<()> {
+    let parsed = |text: &str| Uri::parse(text).ok();
+    let Some(target) = uri.to_str().and_then(parsed) else { return Ok(()) };
+    for disk in found(qmp, Some(node))? {
+        let exports = disk["exports"].as_array().into_iter().flatten();
+        let places = exports.filter_map(|it| it["__ringtap_places"].as_array()).flatten();
+        let same = places
+            .filter_map(Value::as_str)
+            .filter_map(parsed)
+            .any(|own| own.export == target.export && is_one_server(&own.server, &target.server));
+        if same {
+            let why = format!(
+                "{} is an export of {node} itself: name one of another server",
+                uri.display()
+            );
+            return Err(ringtap_daemon::Error::Usage(why).into());
+        }
+    }
+    Ok(())
+}
+
+/// Whether two names of a server of this host are of one.
+fn is_one_server(own: &Server, other: &Server) -> bool {
+    match (own, other) {
+        (Server::Unix(own), Server::Unix(other)) => {
+            let whole = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
+            whole(own) == whole(other)
+        }
+        (Server::Tcp(own, port), Server::Tcp(other, there)) => {
+            let here = ["localhost", "127.0.0.1", "::1", "0.0.0.0", "::"];
+            let is_here = |host: &String| here.contains(&&**host);
+            port == there && (own == other || is_here(own) && is_here(other))
+        }
+        _ => false,
+    }
 }
 
 fn name(bitmap: &Value) -> &str {

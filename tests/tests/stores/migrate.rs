@@ -115,6 +115,24 @@ fn a_disk_moves_to_another_server_over_a_slow_line_that_breaks() {
     bench.holds("there.qcow2", "qcow2", &["read -P 7 41M 1M"]);
 }
 
+/// Each region that is copied would be changed by that, and copied again.
+#[test]
+fn a_disk_does_not_move_into_an_export_of_itself() {
+    let bench = Bench::new();
+    bench.raw("a.raw", MIB);
+    let listen = format!("unix:{}", bench.text("control"));
+    let more = ["-f", "raw", "--node-name", "vm", "--control", &listen];
+    let server = bench.serve(&bench.text("a.raw"), &more);
+    let uri = format!("nbd+unix:///d?socket={}", bench.text("nbd"));
+    let own = ringtap_tests::ringtap();
+    let own = own.to_str().expect("a plain path");
+    let args = ["20", own, "disk", "migrate", "--control", &listen, "vm", &uri];
+    let told = ringtap_tests::program("timeout", "coreutils", args);
+    let why = String::from_utf8_lossy(&told.stderr);
+    assert!(why.contains("is an export of vm itself"), "{why}");
+    server.stop();
+}
+
 /// Servers here and there, each with its control socket; there lies `there.qcow2`.
 fn both(bench: &Bench, here: &str) -> (Server, Server, [String; 2]) {
     said(&["create", "-q", "-f", "qcow2", &bench.text("there.qcow2"), "64M"]);
