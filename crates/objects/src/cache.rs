@@ -11,11 +11,12 @@ use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use ringtap_io::{Nature, OpenFile};
+use ringtap_io::{Nature, OpenFile, Time};
 use rustix::fs::FlockOperation;
 
 use crate::budget;
@@ -25,6 +26,9 @@ use crate::index::{CHUNK, digest, hex};
 const TOGETHER: usize = 64;
 /// For how long one may not be stable.
 pub(crate) const SOON: Duration = Duration::from_secs(1);
+
+/// How often the length of a file that is read is looked at, at most.
+const LOOK: Time = 1_000_000;
 
 /// Where local caches lie, and what they may take.
 #[derive(Clone, Debug)]
@@ -43,6 +47,8 @@ pub(crate) struct Cache {
     size: u64,
     /// It was not.
     lost: AtomicBool,
+    /// When that was looked at last.
+    looked: AtomicU64,
     map: File,
     /// Locked, shared, while it is open.
     _used: File,
@@ -84,6 +90,7 @@ impl Cache {
             data,
             size,
             lost: AtomicBool::new(false),
+            looked: AtomicU64::new(0),
             map,
             _used: used,
             bits: (0..count.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
@@ -101,6 +108,15 @@ impl Cache {
     /// The file that holds them.
     pub(crate) fn file(&self) -> ringtap_io::File {
         self.data.handle()
+    }
+
+    /// Whether the file was as long as ever within the last millisecond: a read costs no system call by it where many come.
+    pub(crate) fn is_whole_at(&self, now: Time) -> bool {
+        if now.saturating_sub(self.looked.load(Relaxed)) < LOOK {
+            return !self.lost.load(Relaxed);
+        }
+        self.looked.store(now, Relaxed);
+        self.is_whole()
     }
 
     /// Whether the file is as long as ever. One that somebody has cut would read as shorter, and so as zeros: then nothing is

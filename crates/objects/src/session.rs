@@ -75,7 +75,9 @@ impl Near {
             recorder.note(numbers.clone());
         }
         let cache = self.object.cache.as_ref();
-        if let Some(cache) = cache.filter(|cache| cache.has_all(numbers) && cache.is_whole()) {
+        if let Some(cache) =
+            cache.filter(|cache| cache.has_all(numbers) && cache.is_whole_at(io.now()))
+        {
             return io.begin_here(key, Op::Read { file: cache.file(), offset, mem });
         }
         if mem.is_kernels() {
