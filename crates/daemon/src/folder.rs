@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::opened::{LeftOut, refuse_twice};
 use crate::running::Running;
-use crate::{Allotment, Config, Disk, Error, node, sandbox};
+use crate::{Address, Allotment, Config, Disk, Error, node, sandbox};
 
 /// What a file describes.
 #[derive(Debug, Default)]
@@ -122,6 +122,10 @@ pub(crate) fn load(config: &mut Config) -> Result<Looked, Error> {
                     config.groups.push((name.clone(), limits));
                     looked.groups.insert(name, file.clone());
                 }
+                if let Some(why) = described.disk.as_ref().and_then(without_folder) {
+                    looked.refuse(config.strict, &file, format!("{}: {why}", file.display()))?;
+                    continue;
+                }
                 let keeping = |disk: Disk| Keeping { file: Some(file.clone()), ..disk.keeping };
                 disks.extend(
                     described.disk.map(|disk| Disk { keeping: keeping(disk.clone()), ..disk }),
@@ -145,6 +149,19 @@ pub(crate) fn load(config: &mut Config) -> Result<Looked, Error> {
         }
     }
     Ok(looked)
+}
+
+/// Why a disk cannot be shown where it is to be: the folder of a socket is missing, as one in /run is that nobody has made yet.
+fn without_folder(disk: &Disk) -> Option<String> {
+    let mut places = disk.nbd.iter().chain(&disk.vhost_user);
+    places.find_map(|address| match address {
+        Address::Unix(path) => {
+            let folder = path.parent().filter(|folder| *folder != Path::new(""))?;
+            let why = format!("{address}: its folder is not there: make it, then send SIGHUP");
+            (!folder.is_dir()).then_some(why)
+        }
+        _ => None,
+    })
 }
 
 /// Whether the disks of a configuration can be served side by side.
@@ -186,6 +203,9 @@ fn take(running: &mut Running, folder: &Folder, file: &Path) -> Result<(), Strin
         described.groups.iter().find(|(name, _)| running.groups.contains_key(name))
     {
         return Err(wrong(format!("there is a group {name} already")));
+    }
+    if let Some(why) = described.disk.as_ref().and_then(without_folder) {
+        return Err(wrong(why));
     }
     let disk = described.disk.map(|disk| fit(running, file, disk, &described.groups));
     let disk = disk.transpose().map_err(wrong)?;

@@ -349,8 +349,10 @@ fn hint(source: &io::Error) -> &'static str {
         Some(libc::ENOENT) => {
             "; create it first, for example with: ringtap create -f FORMAT FILE 10G"
         }
-        Some(libc::EACCES | libc::EPERM) => "; run as a user who may, or add --read-only",
-        Some(libc::EROFS) => "; add --read-only",
+        Some(libc::EACCES | libc::EPERM) => {
+            "; run as a user who may (ringtap serve takes --read-only)"
+        }
+        Some(libc::EROFS) => "; nothing can be written there (ringtap serve takes --read-only)",
         Some(libc::EINVAL) => "; this file system may not do O_DIRECT: try --cache writeback",
         _ => "",
     }

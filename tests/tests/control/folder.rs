@@ -88,11 +88,16 @@ fn a_file_that_is_wrong_leaves_out_its_disk_alone() {
     place.write("c.toml", &format!("image = '{a}'\nformat = 'raw'\n"));
     place.write("d.toml", &format!("image = '{}'\nformat = 'raw'\n", place.text("d")));
     place.write("e.toml.bak", "nonsense");
+    // Nobody can bind a socket in a folder that is not there.
+    let (k, deep) = (place.make("k", "raw"), place.text("none/v"));
+    let k = k.display();
+    place.write("k.toml", &format!("image = '{k}'\nformat = 'raw'\nvhost-user = '{deep}'\n"));
     let (server, mut control) = place.begin(&[]);
     assert_eq!(served(&mut control), ["a", "a-nbd0"]);
     assert_eq!(nbd_size(&format!("nbd+unix:///a?socket={nbd}")), Ok(1 << 20));
     // All come when they can.
     place.make("d", "raw");
+    fs::create_dir(place.path("none")).expect("a folder");
     let vhost = place.text("v");
     place.write("b.toml", &format!("image = '{b}'\nformat = 'qcow2'\nvhost-user = '{vhost}'\n"));
     fs::remove_file(place.path("disks/c.toml")).expect("removed");
@@ -102,10 +107,11 @@ fn a_file_that_is_wrong_leaves_out_its_disk_alone() {
     );
     server.signal(libc::SIGHUP);
     let began = Instant::now();
-    while served(&mut control).len() < 6 {
+    while served(&mut control).len() < 8 {
         assert!(began.elapsed() < patience(), "{:?}", served(&mut control));
     }
-    assert_eq!(served(&mut control), ["a", "a-nbd0", "b", "b-vhost0", "d", "g"]);
+    let all = ["a", "a-nbd0", "b", "b-vhost0", "d", "g", "k", "k-vhost0"];
+    assert_eq!(served(&mut control), all);
     let limits = control.ok("qom-get", json!({"path": "x", "property": "limits"}));
     assert_eq!(limits, json!({"iops-total": 7}));
     let said = server.stop();

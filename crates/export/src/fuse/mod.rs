@@ -302,7 +302,7 @@ impl Server {
 
     /// Tell the kernel that the disk's size changed, and have it ask for the new one: who asks the kernel
     /// later (a loop device, before Linux 6.17) is told what it knows. The question stands behind requests that are held, by a pause
-    /// or limits: it is waited for no longer than [`ASKED`], for who waits may be the one to let them go.
+    /// or limits: it is waited for no longer than half a second, for who waits may be the one to let them go.
     pub fn resized(&self) {
         let tell = self.tell.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let Some(device) = tell else { return };
