@@ -74,7 +74,7 @@ struct Shared {
 }
 
 /// Connect to an export to look at one of its metadata contexts, such as `qemu:dirty-bitmap:NAME`, by
-/// [`Op::Status`]: its first two bits are told as those of `base:allocation` are. Nobody should read by that what is
+/// [`ringtap_io::Op::Status`]: its first two bits are told as those of `base:allocation` are. Nobody should read by that what is
 /// data. Waits for the server.
 pub fn open_context(uri: &Uri, context: &str) -> Result<Store, Error> {
     let tls = dial::credentials(uri)?;
