@@ -42,7 +42,8 @@ load=$!
 sleep 1
 ip netns exec here "$ringtap" disk migrate --control unix:control --output json vm nbd://10.9.0.2:10809/e >moved.json || { cat *.err >&2; exit 1; }
 wait $load || { cat load.err here.err >&2; exit 1; }
-"$lab" load --socket vm.sock --rw randrw --verify --depth 2 --seconds 1 --output json >after.json
+# A connection whose first packet is lost is there after a second.
+"$lab" load --socket vm.sock --rw randrw --verify --depth 2 --seconds 3 --output json >after.json
 kill $here
 wait $here || { cat *.err >&2; exit 1; }
 # The other host is gone without a word: requests fail in about the time that they may wait, not when the kernel despairs.
