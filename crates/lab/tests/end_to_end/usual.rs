@@ -29,7 +29,8 @@ fn the_usual_question_runs_load_by_load_after_its_flushes_are_counted() {
         of.metrics[&Metric::FlushPerSync].value
     };
     // As it comes it says that it keeps no writes back, and does: its guest never flushes.
-    assert_eq!(flushes("qsd-vhost"), 0.0);
+    // What others on this machine flush meanwhile counts, too.
+    assert!(flushes("qsd-vhost") < 0.1, "{}", flushes("qsd-vhost"));
     for arm in ["virtio-default", "virtio-best", "qsd-vhost-writeback", "host-loop"] {
         assert!(flushes(arm) >= 0.9, "{arm}: {}", flushes(arm));
     }
