@@ -54,7 +54,7 @@ deny:
 	@export PATH=$$PATH:$(TARGET)/tools/bin; if $(CARGO) deny fetch db 2>/dev/null; \
 	    then $(CARGO) deny check --disable-fetch advisories; else echo "advisories: their list on github.com is out of reach"; fi
 
-# Packages come and are unpacked while all is compiled. Then three programs of tests at a time, for they wait for disks and guests as much
+# Packages come and are unpacked while all is compiled. Then two programs of tests at a time, for they wait for disks and guests as much
 # as they compute: those that take longest first, what is left all in one. Output comes program by program.
 THREADS ?= $(shell nproc)
 LONGEST := end_to_end report xen rbd snapshot ublk formats images kernels upgrade units migration restart_log objects control thin cli panic qemu stores
@@ -68,7 +68,7 @@ test:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
-	set -o pipefail; $(MAKE) --no-print-directory -j 3 --output-sync programs | scripts/skips.sh tests/skips.txt
+	set -o pipefail; $(MAKE) --no-print-directory -j 2 --output-sync programs | scripts/skips.sh tests/skips.txt
 	scripts/check-docs.sh $(TARGET)/debug/ringtap
 
 .PHONY: prepared compiled programs others examples threads
