@@ -13,7 +13,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
 
-use ringtap_tests::{Server, SetUp, file_system_of, ok, plain, program, ringtap};
+use ringtap_tests::{Server, SetUp, file_system_of, ok, patience, plain, program, ringtap};
 
 const SIZE: usize = 4 << 20;
 /// What the image below an overlay is full of.
@@ -203,7 +203,9 @@ impl Case {
     /// Kill its server, and wait until the kernel has closed the image.
     fn kill(&self, server: Server) {
         server.kill();
-        for _ in 0..500 {
+        // What it has in flight ends first, on a disk that may stand still for a while.
+        let end = std::time::Instant::now() + patience();
+        while std::time::Instant::now() < end {
             let file = fs::File::options().read(true).write(true).open(self.image());
             let file = file.expect("the image");
             // QEMU's lock of who writes.
