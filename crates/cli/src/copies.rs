@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::args::Output;
 use crate::checkpoint;
 use crate::disk::{absolute, opened_by, with_secret};
-use crate::job::{How, OnErrors, dismiss, has_concluded, tell};
+use crate::job::{How, OnErrors, concluded, dismiss, tell};
 use crate::names;
 use crate::qmp::Qmp;
 use crate::secret;
@@ -118,7 +118,10 @@ fn open_target(
     format: Format,
     secret: Option<&SecretSource>,
 ) -> anyhow::Result<()> {
-    if has_concluded(qmp, id)? {
+    if let Some(before) = concluded(qmp, id)? {
+        if let Some(error) = before["error"].as_str() {
+            tracing::warn!("{id}, which nobody has waited for, had failed: {error}");
+        }
         dismiss(qmp, id);
     }
     let driver = if format == ringtap_image::Format::Vhd { "vpc" } else { format.name() };

@@ -195,9 +195,9 @@ pub(crate) fn run(args: &JobArgs) -> anyhow::Result<ExitCode> {
     let one = |id: &str| json!({ "id": id });
     match &args.verb {
         Verb::List => list(&mut qmp, args.output)?,
-        Verb::Cancel { job } => match has_concluded(&mut qmp, job)? {
-            true => dismiss(&mut qmp, job),
-            false => drop(qmp.call("job-cancel", one(job))?),
+        Verb::Cancel { job } => match concluded(&mut qmp, job)? {
+            Some(_) => dismiss(&mut qmp, job),
+            None => drop(qmp.call("job-cancel", one(job))?),
         },
         Verb::Pause { job } => drop(qmp.call("job-pause", one(job))?),
         Verb::Resume { job } => drop(qmp.call("job-resume", one(job))?),
@@ -296,11 +296,11 @@ fn close_target(qmp: &mut Qmp, id: &str) {
     }
 }
 
-/// Whether nothing is left of that job but what became of it.
-pub(crate) fn has_concluded(qmp: &mut Qmp, id: &str) -> anyhow::Result<bool> {
+/// What is left of that job, if nothing is but what became of it.
+pub(crate) fn concluded(qmp: &mut Qmp, id: &str) -> anyhow::Result<Option<Value>> {
     let jobs = qmp.call("query-jobs", json!({}))?;
     let job = jobs.as_array().into_iter().flatten().find(|job| job["id"] == id);
-    Ok(job.is_some_and(|job| job["status"] == "concluded"))
+    Ok(job.filter(|job| job["status"] == "concluded").cloned())
 }
 
 /// Forget a job that has ended, and close what it wrote to.
@@ -323,7 +323,14 @@ fn finish(
     let (mut bar, mut told, mut paused) = (None, false, false);
     loop {
         if progress.stop_flag().load(SeqCst) {
-            tell!("ringtap: {id} goes on: ringtap job wait {id}, or ringtap job cancel {id}");
+            let next = match end {
+                // To wait for it by another verb would move the disk into the copy.
+                "block-job-cancel" => format!(
+                    "once it is ready, ringtap job cancel {id} ends it, and the copy is whole"
+                ),
+                _ => format!("ringtap job wait {id}, or ringtap job cancel {id}"),
+            };
+            tell!("ringtap: {id} goes on: {next}");
             return Err(signals.stopped().into());
         }
         let jobs = qmp.call("query-jobs", json!({}))?;
