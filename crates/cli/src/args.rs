@@ -2,11 +2,8 @@
 
 use std::path::PathBuf;
 
-use clap::{Arg, CommandFactory, Parser, Subcommand, ValueEnum};
+use clap::{Arg, CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
-use serde::Serialize;
-use serde_json::Serializer;
-use serde_json::ser::PrettyFormatter;
 
 use crate::daemon::DaemonArgs;
 use crate::disk::DiskArgs;
@@ -15,7 +12,7 @@ use crate::lab::ReportArgs;
 use crate::list::ListArgs;
 use crate::manual;
 use crate::names::{self, EngineName};
-use crate::objects::ObjectArgs;
+use crate::objects::{OF_ALL, ObjectArgs};
 use crate::serve::ServeArgs;
 use crate::spelling;
 use crate::top::TopArgs;
@@ -39,9 +36,6 @@ use crate::verbs::rebase::RebaseArgs;
 use crate::verbs::resize::ResizeArgs;
 use crate::verbs::snapshot::SnapshotArgs;
 use crate::xen::XenArgs;
-
-/// What stands above the options that every command has, behind its own.
-pub(crate) const OF_ALL: &str = "Options of every command";
 
 /// Virtual disks served to virtual machines as fast as the bare block device
 ///
@@ -193,25 +187,6 @@ pub(crate) enum Command {
         /// The folder to write them to; without it the page of `ringtap` itself goes to stdout.
         dir: Option<PathBuf>,
     },
-}
-
-/// How facts are printed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Output {
-    /// For people.
-    #[default]
-    #[value(alias = "human")]
-    Text,
-    /// JSON, for programs.
-    Json,
-}
-
-/// JSON as QEMU's programs lay it out, for those who read it by lines: four blanks a level.
-pub(crate) fn pretty(value: &(impl Serialize + ?Sized)) -> serde_json::Result<String> {
-    let mut text = vec![];
-    let formatter = PrettyFormatter::with_indent(b"    ");
-    value.serialize(&mut Serializer::with_formatter(&mut text, formatter))?;
-    Ok(String::from_utf8_lossy(&text).into_owned())
 }
 
 /// The command line with the examples and exit codes that its help and its manual pages share.

@@ -5,8 +5,8 @@ use std::io::Write;
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
-use crate::args::Output;
 use crate::names;
+use crate::output::Output;
 use crate::qmp::Qmp;
 
 /// What `ringtap disk checkpoint` is told.
@@ -64,7 +64,7 @@ pub(crate) fn add(node: &str, name: &str) -> Value {
 }
 
 fn list(qmp: &mut Qmp, node: &str, output: Output) -> anyhow::Result<()> {
-    let disks = crate::disk::found(qmp, Some(node))?;
+    let disks = crate::running::found(qmp, Some(node))?;
     let all = disks.into_iter().next().map(|mut disk| disk["dirty-bitmaps"].take());
     let all: Vec<Value> = match all {
         Some(Value::Array(all)) => all,

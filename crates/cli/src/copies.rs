@@ -7,12 +7,12 @@ use clap::Args;
 use ringtap_image::{Format, SecretSource};
 use serde_json::{Value, json};
 
-use crate::args::Output;
 use crate::checkpoint;
-use crate::disk::{absolute, opened_by, with_secret};
 use crate::job::{How, OnErrors, concluded, dismiss, tell};
 use crate::names;
+use crate::output::Output;
 use crate::qmp::Qmp;
+use crate::running::{absolute, opened_by, with_secret};
 use crate::secret;
 use crate::verbs::stop::Stopped;
 

@@ -1,25 +1,18 @@
 //! `ringtap daemon`: a server that begins with the disks of a folder, and is told of others by its control socket.
 
-use std::fs::DirBuilder;
-use std::io::ErrorKind;
-use std::os::unix::fs::DirBuilderExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::Context;
 use clap::{ArgMatches, Args};
 use ringtap_daemon::{Address, Announce, Config, ControlAt, Polling};
 
-use crate::args::Output;
 use crate::container::warn_of_lost_logs;
 use crate::folder::{folder, reader};
 use crate::log::{self, LogArgs};
 use crate::nbd::NbdArgs;
+use crate::output::Output;
 use crate::sandbox::SandboxArgs;
-use crate::serve::{control_at, metrics, octal};
-
-/// Where the control socket is where nothing is said.
-pub(crate) const CONTROL: &str = "unix:/run/ringtap/control.sock";
+use crate::sockets::{CONTROL, control_at, make_folder, metrics, octal};
 
 /// Where the files of disks are where nothing is said.
 const DISKS: &str = "/etc/ringtap/disks.d";
@@ -105,19 +98,4 @@ pub(crate) fn run(args: DaemonArgs, matches: &ArgMatches) -> anyhow::Result<Exit
     };
     ringtap_daemon::serve_upgradable(config, reader())?;
     Ok(ExitCode::SUCCESS)
-}
-
-/// Make the folder of the usual socket, as restart logs have it: /run begins empty.
-pub(crate) fn make_folder(control: &ControlAt) -> anyhow::Result<()> {
-    let ControlAt::Listen(socket) = control else { return Ok(()) };
-    if CONTROL.strip_prefix("unix:").map(Path::new) != Some(socket) {
-        return Ok(());
-    }
-    let Some(folder) = socket.parent() else { return Ok(()) };
-    match DirBuilder::new().mode(0o700).create(folder) {
-        Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(error).with_context(|| {
-            format!("cannot create {}: choose another place by --control", folder.display())
-        }),
-        _ => Ok(()),
-    }
 }

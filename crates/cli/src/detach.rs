@@ -6,10 +6,10 @@ use anyhow::bail;
 use clap::Args;
 use serde_json::{Value, json};
 
-use crate::args::Output;
-use crate::disk::found;
 use crate::job::{How, tell};
+use crate::output::Output;
 use crate::qmp::Qmp;
+use crate::running::found;
 
 /// A disk that is to need nothing below.
 #[derive(Debug, Args)]

@@ -13,12 +13,11 @@ use clap::{Args, Subcommand, ValueEnum};
 use ringtap_vbd::Progress;
 use serde_json::{Value, json};
 
-use crate::args::Output;
-use crate::daemon::CONTROL;
-use crate::disk::{absolute, found};
 use crate::names;
+use crate::output::Output;
 use crate::qmp::Qmp;
-use crate::serve::control;
+use crate::running::{absolute, found};
+use crate::sockets::{CONTROL, control};
 use crate::verbs::bar::{Bar, Talk};
 use crate::verbs::stop::{Signals, Stopped};
 

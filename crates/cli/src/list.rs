@@ -7,7 +7,7 @@ use clap::Args;
 use ringtap_daemon::ublk::{self, Listed, State};
 use serde::Serialize;
 
-use crate::args::Output;
+use crate::output::Output;
 
 /// What `ringtap list` is told.
 #[derive(Debug, Args)]

@@ -18,7 +18,7 @@ use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::layer::{Layer, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 
-use self::line::{Line, NamesDisks};
+use self::line::{Form, Line, NamesDisks};
 
 const LEVELS: [(&str, LevelFilter); 6] = [
     ("off", LevelFilter::OFF),
@@ -50,18 +50,6 @@ enum LogFormat {
     /// For people, and for the journal.
     Text,
     /// JSON, for programs.
-    Json,
-}
-
-/// How whoever reads stderr wants lines.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Form {
-    /// As a verb says things itself.
-    Verb,
-    /// With the time.
-    Text,
-    /// With a priority, as sd-daemon(3) has it; the journal writes the time itself.
-    Journal,
     Json,
 }
 

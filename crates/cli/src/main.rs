@@ -24,14 +24,18 @@ mod nbd;
 mod objects;
 mod online_check;
 mod outcome;
+mod output;
 mod qmp;
 mod rbd;
+mod running;
 mod sandbox;
 mod secret;
 mod serve;
+mod sockets;
 mod spelling;
 mod top;
 mod upgrade;
+mod usage;
 mod verbs;
 mod xen;
 
@@ -45,6 +49,8 @@ use clap::{CommandFactory, FromArgMatches};
 use ringtap_io::Panic;
 
 use crate::args::{Cli, Command};
+use crate::outcome::Usage;
+use crate::verbs::compare;
 use crate::verbs::source::backing_is_another;
 
 /// What Rust's own programs end with after a panic.
@@ -69,28 +75,31 @@ fn main() -> ExitCode {
 fn ringtap() -> ExitCode {
     let words = match spelling::translate(std::env::args_os().collect(), &args::command()) {
         Ok(words) => words,
-        Err(why) => return outcome::usage(&why),
+        Err(why) => return usage::told(&why),
     };
     let matches = match args::command().try_get_matches_from(&words) {
         Ok(matches) => matches,
         Err(error) => {
-            return lab::takes(&words, &error).unwrap_or_else(|| outcome::refused(&error));
+            return match compare::takes(&words, &error) {
+                Some(done) => done.unwrap_or_else(|error| failed(&error)),
+                None => usage::refused(&error),
+            };
         }
     };
     let cli = match Cli::from_arg_matches(&matches) {
         Ok(cli) => cli,
-        Err(error) => return outcome::refused(&error.format(&mut Cli::command())),
+        Err(error) => return usage::refused(&error.format(&mut Cli::command())),
     };
     let options = matches.subcommand().map(|(_, options)| options);
     if let Err(error) = settle_state_dir(cli.state_dir.as_deref()) {
-        return outcome::failed(&error);
+        return failed(&error);
     }
     let boot = match &cli.command {
         Command::Serve(args) => Some(args.boot()),
         _ => None,
     };
     if let Err(error) = objects::start(&cli.objects, boot) {
-        return outcome::failed(&error);
+        return failed(&error);
     }
     rbd::start();
     if let Some(engine) = cli.io {
@@ -99,7 +108,15 @@ fn ringtap() -> ExitCode {
     }
     match run(cli.command, options.unwrap_or(&matches)) {
         Ok(code) => code,
-        Err(error) => outcome::failed(&error),
+        Err(error) => failed(&error),
+    }
+}
+
+/// Say why.
+fn failed(error: &anyhow::Error) -> ExitCode {
+    match error.downcast_ref::<Usage>() {
+        Some(why) => usage::told(&why.0),
+        None => outcome::failed(error),
     }
 }
 
@@ -119,7 +136,7 @@ fn run(command: Command, matches: &clap::ArgMatches) -> anyhow::Result<ExitCode>
         log::show_warnings();
     }
     match command {
-        Command::Serve(args) => serve::run(args, matches),
+        Command::Serve(args) => serve::run(args, matches, folder::reader()),
         Command::Daemon(args) => daemon::run(args, matches),
         Command::Disk(args) => disk::run(args),
         Command::Job(args) => job::run(&args),
@@ -154,6 +171,6 @@ fn run(command: Command, matches: &clap::ArgMatches) -> anyhow::Result<ExitCode>
             std::io::stdout().write_all(&text)?;
             Ok(ExitCode::SUCCESS)
         }
-        Command::Man { dir } => manual::run(dir.as_deref()),
+        Command::Man { dir } => manual::run(args::command(), dir.as_deref()),
     }
 }

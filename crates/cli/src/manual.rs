@@ -1,6 +1,7 @@
 //! What help and manual pages say beyond the options: examples, signals, exit status. The pages
 //! themselves are made from the command line's own description.
 
+pub(crate) mod section;
 mod serving;
 
 use std::fs;
@@ -13,89 +14,13 @@ use clap::Command;
 use clap_mangen::Man;
 use clap_mangen::roff::{Roff, roman};
 
-use crate::args;
+use self::section::{EXIT, EXIT_OF_ALL, Section};
 #[cfg(feature = "object")]
 use crate::verbs::publish;
 use crate::verbs::{
     amend, bench, bitmap, check, commit, compare, convert, create, dd, detach, info, map, measure,
     rebase, resize, snapshot,
 };
-
-/// A titled list of what is written and what it means.
-pub(crate) type Section = (&'static str, &'static [(&'static str, &'static str)]);
-
-pub(crate) const EXIT: Section =
-    ("Exit status", &[("0", "all was done"), ("1", FAILED), ("2", USAGE), ("101", PANIC)]);
-
-const FAILED: &str = "it failed; the reason is on stderr";
-const USAGE: &str = "the command line makes no sense; stderr says what to write";
-const PANIC: &str = "an error of ringtap itself (a panic); a line on stderr says where";
-
-/// Of all commands together.
-const EXIT_OF_ALL: Section = (
-    "Exit status",
-    &[
-        ("0", "all was done"),
-        ("1", FAILED),
-        ("2", USAGE),
-        ("101", PANIC),
-        (
-            "others",
-            "those of check, compare, convert, report, serve and the like; their help has them",
-        ),
-    ],
-);
-
-/// Of those that serve.
-const EXIT_SERVING: Section = (
-    "Exit status",
-    &[
-        (
-            "0",
-            "SIGTERM, SIGINT or SIGQUIT ended it, or another process took over, and all was done",
-        ),
-        ("1", "it failed, or a disk of serve or daemon was not served; the reason is on stderr"),
-        ("2", USAGE),
-        ("101", PANIC),
-        ("130", "ended at once, by the second SIGTERM or SIGINT"),
-    ],
-);
-
-/// Of the verbs that write for long.
-pub(crate) const EXIT_WRITING: Section = (
-    "Exit status",
-    &[
-        ("0", "all was done"),
-        ("1", FAILED),
-        ("2", USAGE),
-        (
-            "130, 143",
-            "stopped by SIGINT or SIGTERM, which is what it ends by; stderr says what is left. The \
-             second signal ends it at once",
-        ),
-        ("101", PANIC),
-    ],
-);
-
-const SIGNALS: Section = (
-    "Signals",
-    &[
-        (
-            "SIGTERM, SIGINT",
-            "take no more requests, end those in flight, flush, remove the sockets, exit 0; \
-             the second time exit at once with 130",
-        ),
-        ("SIGQUIT", "the same, but block devices of this host (ublk) wait for the next server"),
-        (
-            "SIGHUP",
-            "look again how large the images are and tell the guests; serve disks that were left \
-             out and can be had now, and files of disks that have come; read certificates again; \
-             have requests that wait for space tried again",
-        ),
-        ("SIGUSR2", "have the program that is installed now take over, as `ringtap upgrade` does"),
-        ("SIGUSR1", "print the state and statistics of every disk as one line of JSON on stderr"),
-    ],
-);
 
 fn sections(command: &str) -> &'static [Section] {
     match command {
@@ -196,8 +121,7 @@ fn help_text(sections: &[Section]) -> String {
 }
 
 /// Write every page to a folder, or the first to stdout.
-pub(crate) fn run(dir: Option<&Path>) -> anyhow::Result<ExitCode> {
-    let mut command = args::command();
+pub(crate) fn run(mut command: Command, dir: Option<&Path>) -> anyhow::Result<ExitCode> {
     command.build();
     let Some(dir) = dir else {
         page(&command, "ringtap", &mut io::stdout().lock())?;

@@ -14,12 +14,12 @@ use ringtap_stores::Uri;
 use ringtap_stores::nbd::Server;
 use serde_json::{Value, json};
 
-use crate::args::Output;
 use crate::copies::{MirrorArgs, mirror};
-use crate::disk::found;
 use crate::job::{How, OnErrors};
+use crate::output::Output;
 use crate::qmp::Qmp;
-use crate::serve::control;
+use crate::running::found;
+use crate::sockets::control;
 
 /// A disk that goes on at another host's server.
 #[derive(Debug, Args)]

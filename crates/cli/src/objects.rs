@@ -4,8 +4,10 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use crate::args::OF_ALL;
 use crate::names;
+
+/// What stands above the options that every command has, behind its own.
+pub(crate) const OF_ALL: &str = "Options of every command";
 
 /// Options of all objects of a process.
 #[derive(Debug, Args)]

@@ -6,7 +6,7 @@ use clap::Args;
 use ringtap_image_tools::check::Report;
 use serde_json::{Value, json};
 
-use crate::args::Output;
+use crate::output::Output;
 use crate::qmp::Qmp;
 use crate::verbs::check::say;
 

@@ -6,21 +6,21 @@ use std::process::ExitCode;
 use clap::{Arg, ArgMatches, Args, ValueEnum};
 use ringtap_daemon::{
     Address, Announce, Config, ControlAt, Disk, Error, Keeping, OnError, Placed, Polling,
-    Processors, QUEUES,
+    Processors, QUEUES, ReadFile,
 };
 use ringtap_image::{CacheMode, Format, OpenOptions, Secret, SecretSource};
 
-use crate::args::Output;
 use crate::bound::Bound;
 use crate::container::warn_of_lost_logs;
-use crate::folder::reader;
 use crate::limits::{DiskLimitArgs, NamedGroup};
 use crate::log::{self, LogArgs};
 use crate::names::{self, CacheName, RestartLogName};
 use crate::nbd::NbdArgs;
 use crate::objects::BootArgs;
+use crate::output::Output;
 use crate::sandbox::SandboxArgs;
 use crate::secret;
+use crate::sockets::{control_at, metrics, octal};
 
 /// The heading of what belongs to one disk.
 pub(crate) const OF_DISK: &str = "Options of the DISK before them";
@@ -305,47 +305,17 @@ fn named_format(text: &str) -> Result<NamedFormat, String> {
     }
 }
 
-pub(crate) fn octal(text: &str) -> Result<u32, String> {
-    u32::from_str_radix(text, 8)
-        .ok()
-        .filter(|mode| *mode <= 0o777)
-        .ok_or_else(|| "write permissions in octal, such as 660".to_owned())
-}
-
-/// Where metrics are told.
-pub(crate) fn metrics(text: &str) -> Result<Address, String> {
-    let named = if text.starts_with("unix:") { text.to_owned() } else { format!("tcp:{text}") };
-    let port = text.starts_with("unix:")
-        || text.rsplit(':').next().is_some_and(|it| it.parse::<u16>().is_ok());
-    let address = Address::nbd(&named).ok().filter(|_| port && text.contains(':'));
-    address.ok_or_else(|| "write HOST:PORT or unix:PATH".to_owned())
-}
-
-/// Where clients are found.
-pub(crate) fn control_at(text: &str) -> Result<ControlAt, String> {
-    match text.strip_prefix("connect:").filter(|path| !path.is_empty()) {
-        Some(path) => Ok(ControlAt::Dial(path.into())),
-        None => control(text)
-            .map(ControlAt::Listen)
-            .map_err(|_| "write unix:PATH, or connect:PATH of a client that listens".to_owned()),
-    }
-}
-
-/// The UNIX socket of an address.
-pub(crate) fn control(text: &str) -> Result<PathBuf, String> {
-    match text.strip_prefix("unix:") {
-        Some(path) if !path.is_empty() => Ok(path.into()),
-        _ => Err("write unix:PATH".to_owned()),
-    }
-}
-
 /// Serve until a signal ends it.
-pub(crate) fn run(args: ServeArgs, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(
+    args: ServeArgs,
+    matches: &ArgMatches,
+    described: ReadFile,
+) -> anyhow::Result<ExitCode> {
     let _broker = args.sandbox.start()?;
     args.poll.choose();
     log::start(&args.log)?;
     warn_of_lost_logs();
-    ringtap_daemon::serve_upgradable(config(args, matches)?, reader())?;
+    ringtap_daemon::serve_upgradable(config(args, matches)?, described)?;
     Ok(ExitCode::SUCCESS)
 }
 

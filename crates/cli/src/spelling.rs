@@ -2,6 +2,7 @@
 //! `--object` defines, images that `--image-opts` and `json:` describe, and names with QEMU's prefixes.
 
 mod node;
+mod pairs;
 mod secrets;
 
 use std::ffi::{OsStr, OsString};
@@ -374,30 +375,6 @@ fn takes_value(command: &Command, is: impl Fn(&Arg) -> bool) -> bool {
 /// Whether a value is written behind `=` or not at all.
 fn optional(arg: &Arg) -> bool {
     arg.get_num_args().is_some_and(|count| count.min_values() == 0)
-}
-
-/// The pairs of a list such as `a=1,b.c=2`; two commas are one within a value.
-fn pairs(text: &str) -> Vec<(String, String)> {
-    let parts = text.replace(",,", "\0");
-    let parts = parts.split(',').filter(|part| !part.is_empty());
-    let pair = |part: &str| {
-        let part = part.replace('\0', ",");
-        match part.split_once('=') {
-            Some((key, value)) => (key.to_owned(), value.to_owned()),
-            None => (part, String::new()),
-        }
-    };
-    parts.map(pair).collect()
-}
-
-/// Whether a value means yes.
-fn is_on(value: &str) -> bool {
-    matches!(value, "on" | "yes" | "true")
-}
-
-/// Whether a word may be an image that is described.
-fn is_json(text: &str) -> bool {
-    text.starts_with("json:") && !std::path::Path::new(OsStr::new(text)).exists()
 }
 
 #[cfg(test)]

@@ -13,10 +13,9 @@ use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use serde_json::json;
 use terminal_size::{Height, Width, terminal_size_of};
 
-use crate::args::Output;
-use crate::daemon::CONTROL;
+use crate::output::Output;
 use crate::qmp::Qmp;
-use crate::serve::control;
+use crate::sockets::{CONTROL, control};
 use look::{Look, Row};
 
 /// To the upper left corner, and nothing below it.

@@ -19,9 +19,9 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde_json::json;
 
-use crate::args::Output;
-use crate::daemon::CONTROL;
+use crate::output::Output;
 use crate::qmp::Qmp;
+use crate::sockets::CONTROL;
 
 /// How much longer than the new process may take to prepare an answer is waited for.
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -7,12 +7,11 @@ use clap::Args;
 use ringtap_daemon::{Address, Announce, Config, ControlAt, NbdLimits, Sandbox, XenConfig, serve};
 use ringtap_image::OpenOptions;
 
-use crate::args::Output;
 use crate::container::warn_of_lost_logs;
-use crate::daemon::make_folder;
 use crate::log::{self, LogArgs};
 use crate::names::{CacheName, RestartLogName};
-use crate::serve::{control_at, metrics, octal};
+use crate::output::Output;
+use crate::sockets::{control_at, make_folder, metrics, octal};
 
 /// What `ringtap xen` is told.
 #[derive(Debug, Args)]

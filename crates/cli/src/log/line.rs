@@ -12,7 +12,17 @@ use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::layer::{Context, Layer};
 use tracing_subscriber::registry::LookupSpan;
 
-use super::Form;
+/// How whoever reads stderr wants lines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// As a verb says things itself.
+    Verb,
+    /// With the time.
+    Text,
+    /// With a priority, as sd-daemon(3) has it; the journal writes the time itself.
+    Journal,
+    Json,
+}
 
 /// Which disk a span is of.
 struct Disk(String);

@@ -1,6 +1,6 @@
 //! The same of the verbs that serve, and of those that speak to a server.
 
-use super::{EXIT, EXIT_SERVING, SIGNALS, Section};
+use super::section::{EXIT, EXIT_SERVING, SIGNALS, Section};
 
 /// What is said of a verb.
 pub(super) fn sections(command: &str) -> &'static [Section] {

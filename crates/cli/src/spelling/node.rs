@@ -3,7 +3,7 @@
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::Value;
 
-use super::{is_json, is_on, pairs};
+use super::pairs::{is_json, is_on, pairs};
 
 /// One image, in Ringtap's words.
 #[derive(Debug, Default, PartialEq, Eq)]

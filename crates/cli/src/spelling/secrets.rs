@@ -8,7 +8,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use rustix::fs::{MemfdFlags, memfd_create};
 
-use super::pairs;
+use super::pairs::pairs;
 
 /// Those that are defined, by their IDs.
 #[derive(Debug, Default)]

@@ -15,7 +15,7 @@ use super::bar::Talk;
 use super::keyslots::Keyslots;
 use super::source::{Force, Sources, backing};
 use super::watch;
-use crate::manual::{EXIT, Section};
+use crate::manual::section::{EXIT, Section};
 use crate::names;
 
 /// What `ringtap amend` is told.

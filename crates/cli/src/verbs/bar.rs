@@ -11,7 +11,7 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use ringtap_vbd::Progress;
 
-use crate::args::Output;
+use crate::output::Output;
 
 /// How long work may take before a terminal is told of it.
 const SOON: Duration = Duration::from_secs(2);

@@ -10,7 +10,7 @@ use ringtap_io::{Engine, use_engine};
 
 use super::source::{Force, Sources, backing};
 use super::watch;
-use crate::manual::{EXIT, Section};
+use crate::manual::section::{EXIT, Section};
 use crate::names::{self, CacheName};
 
 /// What `ringtap bench` is told.

@@ -11,7 +11,7 @@ use ringtap_image_tools::bitmap::{Changes, Step, change};
 use super::bar::Talk;
 use super::source::{DataFiles, Force};
 use super::watch;
-use crate::manual::{EXIT, Section};
+use crate::manual::section::{EXIT, Section};
 use crate::names;
 
 /// What `ringtap bitmap` is told.

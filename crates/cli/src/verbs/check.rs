@@ -12,9 +12,9 @@ use serde_json::json;
 use super::bar::Talk;
 use super::source::{DataFiles, Force};
 use super::watch;
-use crate::args::{Output, pretty};
-use crate::manual::Section;
+use crate::manual::section::Section;
 use crate::names::RestartLogName;
+use crate::output::{Output, pretty};
 use crate::{names, outcome, secret};
 
 /// What `ringtap check` is told.

@@ -11,7 +11,7 @@ use ringtap_image_tools::commit::{Commit, commit};
 use super::bar::Talk;
 use super::source::{Force, Sources, backing};
 use super::watch::Work;
-use crate::manual::{EXIT_WRITING, Section};
+use crate::manual::section::{EXIT_WRITING, Section};
 use crate::names::{self, CacheName};
 
 /// What `ringtap commit` is told.

@@ -1,10 +1,13 @@
 //! `ringtap compare A B`: whether two images have the same content. Without two images the same verb is
 //! the lab's ([`crate::lab`]).
 
+use std::ffi::OsString;
+use std::io::{Write, stdout};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::Args;
+use clap::error::ErrorKind;
+use clap::{Args, Command};
 use ringtap_image::Format;
 use ringtap_image_tools::compare::{CompareError, Found, Pair};
 use ringtap_image_tools::{LazySecret, Watcher};
@@ -12,9 +15,10 @@ use ringtap_image_tools::{LazySecret, Watcher};
 use super::bar::Talk;
 use super::source::{Sources, backing};
 use super::watch::Work;
-use crate::manual::Section;
+use crate::manual::section::Section;
 use crate::names::{self, CacheName};
-use crate::{lab, outcome, secret};
+use crate::outcome::{self, Usage};
+use crate::{lab, secret};
 
 /// What `ringtap compare` is told.
 #[derive(Debug, Args)]
@@ -69,13 +73,40 @@ pub(crate) struct CompareVerb {
     sources: Sources,
 }
 
+/// Whether a command line that names no two images to compare is the lab's: then become that.
+pub(crate) fn takes(words: &[OsString], error: &clap::Error) -> Option<anyhow::Result<ExitCode>> {
+    let (verb, rest) = words.get(1..)?.split_first()?;
+    if verb != "compare" {
+        return None;
+    }
+    match error.kind() {
+        // Of images first.
+        ErrorKind::DisplayHelp => {
+            let _ = error.print();
+            let _ = writeln!(
+                stdout(),
+                "\nWithout two images, ways of serving a disk are measured, by {}:\n",
+                lab::PROGRAM
+            );
+            if let Some(missing) = lab::missing() {
+                let _ = writeln!(stdout(), "{missing}");
+                return Some(Ok(ExitCode::SUCCESS));
+            }
+        }
+        ErrorKind::DisplayVersion => return None,
+        // With what only images have, the mistake is in that.
+        _ if of_images(rest) => return None,
+        _ => {}
+    }
+    Some(lab::compare(rest))
+}
+
 pub(crate) fn run(args: &CompareVerb) -> anyhow::Result<ExitCode> {
     match &args.images[..] {
         [one, other] => Ok(images(args, one, other)),
         // A plan's name, or an image alone.
-        _ => lab::one_word().unwrap_or_else(|| {
-            let why = "two images are compared, and one is named";
-            Ok(outcome::usage(why))
+        _ => one_word().unwrap_or_else(|| {
+            Err(Usage("two images are compared, and one is named".to_owned()).into())
         }),
     }
 }
@@ -141,6 +172,34 @@ fn images(args: &CompareVerb, one: &Path, other: &Path) -> ExitCode {
     }
 }
 
+/// Become the lab, if what was parsed as the options of two images and is not need not be about images.
+fn one_word() -> Option<anyhow::Result<ExitCode>> {
+    let words: Vec<OsString> = std::env::args_os().skip(1).collect();
+    let (verb, rest) = words.split_first()?;
+    (verb == "compare" && !of_images(rest)).then(|| lab::compare(rest))
+}
+
+/// Whether the words are about two images: two of them follow one another before any option or behind the last one, or one is an
+/// option that the lab has not.
+fn of_images(words: &[OsString]) -> bool {
+    let words: Vec<_> = words.iter().map(|word| word.to_string_lossy()).collect();
+    let is_name = |word: &&std::borrow::Cow<'_, str>| !word.starts_with('-');
+    // Behind an option the first word may be its value.
+    let last = words.iter().rev().take_while(is_name).count();
+    if words.iter().take_while(is_name).count() > 1 || last > 2 {
+        return true;
+    }
+    let command = CompareVerb::augment_args(Command::new("compare"));
+    let own: Vec<String> = command
+        .get_opts()
+        .flat_map(|option| {
+            let long = option.get_long().map(|name| format!("--{name}"));
+            long.into_iter().chain(option.get_short().map(|name| format!("-{name}")))
+        })
+        .collect();
+    words.iter().any(|word| own.iter().any(|option| word.split('=').next() == Some(option)))
+}
+
 /// What its help and its manual page say beyond the options.
 pub(crate) const SECTIONS: &[Section] = &[
     (
@@ -168,3 +227,23 @@ pub(crate) const SECTIONS: &[Section] = &[
         ],
     ),
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_about_images_is_known() {
+        let of = |line: &str| {
+            of_images(&line.split_whitespace().map(OsString::from).collect::<Vec<_>>())
+        };
+        assert!(
+            of("--bogus a b c")
+                && of("a b c")
+                && of("-f raw a")
+                && of("--second-format=raw a")
+                && of("--strict")
+        );
+        assert!(!of("") && !of("published --within 40m") && !of("--stages host --seconds 1"));
+    }
+}

@@ -14,7 +14,7 @@ use super::bar::Talk;
 use super::source::{Force, Sources};
 use super::target::NewImage;
 use super::watch::Work;
-use crate::manual::{EXIT_WRITING, Section};
+use crate::manual::section::{EXIT_WRITING, Section};
 use crate::names::{self, CacheName};
 
 /// What `ringtap convert` is told.

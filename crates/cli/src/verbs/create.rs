@@ -8,13 +8,13 @@ use ringtap_image::Format;
 use ringtap_image_tools::{self as tools, rbd};
 
 use super::bar::{Bar, Talk};
-use super::info::human;
 use super::source::Sources;
 use super::stop::Unmade;
 use super::target::NewImage;
 use super::watch;
-use crate::manual::{EXIT, Section};
+use crate::manual::section::{EXIT, Section};
 use crate::names;
+use crate::output::human;
 
 /// What `ringtap create` is told.
 #[derive(Debug, Args)]

@@ -12,7 +12,7 @@ use super::bar::Talk;
 use super::source::{Sources, backing};
 use super::target::NewImage;
 use super::{convert, watch};
-use crate::manual::{EXIT_WRITING, Section};
+use crate::manual::section::{EXIT_WRITING, Section};
 use crate::names;
 
 /// Bytes of a block unless `bs=` tells.

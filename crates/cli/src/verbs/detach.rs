@@ -11,12 +11,11 @@ use ringtap_image_tools::{Error, Watcher};
 use serde_json::{Value, json};
 
 use super::bar::Talk;
-use super::info::human;
 use super::source::{Force, Sources, backing};
 use super::watch::Work;
-use crate::args::{Output, pretty};
-use crate::manual::{EXIT_WRITING, Section};
+use crate::manual::section::{EXIT_WRITING, Section};
 use crate::names::{self, CacheName};
+use crate::output::{Output, human, pretty};
 
 /// What `ringtap detach` is told.
 #[derive(Debug, Args)]

@@ -20,9 +20,9 @@ use serde_json::{Value, json};
 use super::described::described;
 use super::snapshot;
 use super::source::{Sources, backing};
-use crate::args::{Output, pretty};
-use crate::manual::{EXIT, Section};
+use crate::manual::section::{EXIT, Section};
 use crate::names;
+use crate::output::{Output, human, pretty};
 
 /// What `ringtap info` is told.
 #[derive(Debug, Args)]
@@ -476,26 +476,6 @@ fn snapshots<S: Serializer>(list: &[Snapshot], to: S) -> Result<S::Ok, S::Error>
     to.collect_seq(list.iter().map(snapshot::facts))
 }
 
-/// A size with three digits that count, as QEMU's programs write them.
-pub(crate) fn human(bytes: u64) -> String {
-    let (mut unit, mut size) = (0, bytes as f64);
-    while size >= 1000.0 && unit < 6 {
-        size /= 1024.0;
-        unit += 1;
-    }
-    let name = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"][unit];
-    let digits = match size {
-        _ if size >= 99.95 => 0,
-        _ if size >= 9.995 => 1,
-        _ if size >= 0.9995 => 2,
-        _ => 3,
-    };
-    let text = format!("{size:.digits$}");
-    let text =
-        if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.') } else { &text };
-    format!("{text} {name}")
-}
-
 /// What its help and its manual page say beyond the options.
 pub(crate) const SECTIONS: &[Section] = &[
     (
@@ -508,25 +488,3 @@ pub(crate) const SECTIONS: &[Section] = &[
     ),
     EXIT,
 ];
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sizes_are_told_in_round_units() {
-        for (bytes, text) in [
-            (0, "0 B"),
-            (999, "999 B"),
-            (1000, "0.977 KiB"),
-            (1536, "1.5 KiB"),
-            (331_776, "324 KiB"),
-            (10 << 30, "10 GiB"),
-            (1_288_490_189, "1.2 GiB"),
-            (1_073_741_824_000, "0.977 TiB"),
-            (u64::MAX, "16 EiB"),
-        ] {
-            assert_eq!(human(bytes), text);
-        }
-    }
-}

@@ -18,9 +18,9 @@ use serde_json::ser::Formatter;
 use super::bar::Talk;
 use super::source::{Sources, backing};
 use super::watch::{self, Work};
-use crate::args::Output;
-use crate::manual::{EXIT, Section};
+use crate::manual::section::{EXIT, Section};
 use crate::names;
+use crate::output::Output;
 
 /// What `ringtap map` is told.
 #[derive(Debug, Args)]

@@ -14,9 +14,9 @@ use super::bar::{Bar, Talk};
 use super::source::{Sources, backing};
 use super::target::NewImage;
 use super::watch;
-use crate::args::{Output, pretty};
-use crate::manual::{EXIT, Section};
+use crate::manual::section::{EXIT, Section};
 use crate::names;
+use crate::output::{Output, pretty};
 
 /// What `ringtap measure` is told.
 #[derive(Debug, Args)]

@@ -12,7 +12,7 @@ use ringtap_objects::{Publication, index::hex};
 use ringtap_vbd::Progress;
 
 use super::bar::{Bar, Talk};
-use crate::manual::{EXIT, Section};
+use crate::manual::section::{EXIT, Section};
 use crate::names;
 
 /// What `ringtap publish` is told.

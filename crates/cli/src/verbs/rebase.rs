@@ -11,7 +11,7 @@ use ringtap_image_tools::{NamedFormat, Watcher};
 use super::bar::Talk;
 use super::source::{Force, Sources};
 use super::watch::{self, Work};
-use crate::manual::{EXIT_WRITING, Section};
+use crate::manual::section::{EXIT_WRITING, Section};
 use crate::names::{self, CacheName};
 
 /// What `ringtap rebase` is told.

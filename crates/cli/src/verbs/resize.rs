@@ -11,11 +11,11 @@ use ringtap_image_tools::resize::{NewSize, Resize, resize};
 use ringtap_image_tools::{Error, Watcher};
 
 use super::bar::Talk;
-use super::info::human;
 use super::source::{Force, Sources, backing};
 use super::watch::Work;
-use crate::manual::{EXIT, Section};
+use crate::manual::section::{EXIT, Section};
 use crate::names;
+use crate::output::human;
 
 /// What `ringtap resize` is told.
 #[derive(Debug, Args)]

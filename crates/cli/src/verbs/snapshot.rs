@@ -12,12 +12,11 @@ use ringtap_image_tools::snapshot::{Change, Of, change, list};
 use serde_json::{Value, json};
 
 use super::bar::Talk;
-use super::info::human;
 use super::source::{DataFiles, Force};
 use super::watch;
-use crate::args::Output;
-use crate::manual::{EXIT, Section};
+use crate::manual::section::{EXIT, Section};
 use crate::names;
+use crate::output::{Output, human};
 
 /// What `ringtap snapshot` is told.
 #[derive(Debug, Args)]

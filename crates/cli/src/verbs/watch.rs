@@ -6,7 +6,7 @@ use ringtap_image_tools::{Error, Note, Progress, Watch, Watcher};
 
 use super::bar::{Bar, Talk};
 use super::stop::Signals;
-use crate::args::Output;
+use crate::output::Output;
 
 /// Work that takes long: a bar shows how far it is.
 pub(crate) struct Work {
