@@ -301,6 +301,14 @@ fn left_in(folder: &Path, images: &[PathBuf]) -> Vec<(Line, Written)> {
     left
 }
 
+/// A path that means the same everywhere.
+pub(crate) fn whole(path: &Path) -> PathBuf {
+    if ringtap_stores::is_store(path) {
+        return path.to_owned();
+    }
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

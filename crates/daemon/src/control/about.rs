@@ -1,10 +1,8 @@
 //! What the server says of itself, and the word that ends it.
 
-use serde_json::Value;
-
+use super::command::Command;
 use super::outgoing::Reply;
 use super::shape::{Done, answer, arguments};
-use super::table::{self, Command};
 use crate::running::Running;
 
 answer! {
@@ -35,39 +33,6 @@ impl Command for QueryVersion {
 
     fn run(self, _: &mut Running, reply: Reply<Version>) {
         reply.give(Ok(version()));
-    }
-}
-
-answer! {
-    /// One command.
-    struct CommandInfo { "name" name: String }
-}
-
-arguments! {
-    /// `query-commands`
-    struct QueryCommands {}
-}
-
-impl Command for QueryCommands {
-    const NAME: &'static str = "query-commands";
-    type Answer = Vec<CommandInfo>;
-
-    fn run(self, _: &mut Running, reply: Reply<Self::Answer>) {
-        reply.give(Ok(table::names().map(|name| CommandInfo { name: name.to_owned() }).collect()));
-    }
-}
-
-arguments! {
-    /// `query-qmp-schema`
-    struct QuerySchema {}
-}
-
-impl Command for QuerySchema {
-    const NAME: &'static str = "query-qmp-schema";
-    type Answer = Vec<Value>;
-
-    fn run(self, _: &mut Running, reply: Reply<Self::Answer>) {
-        reply.give(Ok(table::schema()));
     }
 }
 

@@ -1,9 +1,9 @@
 //! `blockdev-set-active`: images that come to this server, or leave it for another.
 
+use super::command::Command;
 use super::outgoing::Reply;
 use super::refusal::Refusal;
 use super::shape::{Done, arguments};
-use super::table::Command;
 use crate::running::{DiskId, Running};
 
 arguments! {

@@ -9,11 +9,8 @@ use serde_json::json;
 use super::bitmaps::{Known, usable};
 use super::copies::{Common, OnErrorWord};
 use super::jobs::JobType;
-use super::moment::Moments;
-use super::outgoing::Reply;
 use super::refusal::Refusal;
 use super::shape::{Done, arguments, words};
-use super::table::Command;
 use crate::jobs::New;
 use crate::moment::{Begun, Wanted};
 use crate::running::{DiskId, Running};
@@ -103,30 +100,21 @@ fn is_enciphered(disk: &ringtap_vbd::Disk) -> bool {
     false
 }
 
-impl Command for BlockdevBackup {
-    const NAME: &'static str = "blockdev-backup";
-    type Answer = Done;
-
-    fn run(self, running: &mut Running, reply: Reply<Done>) {
-        let id = self.job_id.clone().unwrap_or_else(|| self.device.clone());
-        if let Some(moment) = running.moment_left(&id) {
-            return reply.give(self.go_on(running, moment));
-        }
-        let mut moments = Moments::default();
-        match moments.backup(running, self) {
-            Ok(()) => moments.begin(running, reply),
-            Err(refusal) => reply.give(Err(refusal)),
-        }
-    }
-}
-
 impl BlockdevBackup {
     pub(super) fn device(&self) -> &str {
         &self.device
     }
 
+    /// The command's name.
+    pub(super) const COMMAND: &str = "blockdev-backup";
+
+    /// What its job is called.
+    pub(super) fn id(&self) -> &str {
+        self.job_id.as_deref().unwrap_or(&self.device)
+    }
+
     /// Bring that moment to its end, which another job has kept until now.
-    fn go_on(self, running: &mut Running, moment: Moment) -> Result<Done, Refusal> {
+    pub(super) fn go_on(self, running: &mut Running, moment: Moment) -> Result<Done, Refusal> {
         let id = running.one_of(Some(&self.device), None)?;
         let known: Vec<_> = moment.disk().dirty_bitmaps().into_iter().map(Known::from).collect();
         let (wanted, own) = self.ask(running, id, &known)?.split();
@@ -228,7 +216,7 @@ impl BlockdevBackup {
                 "on-source-error": self.on_source_error.map(OnErrorWord::word),
                 "on-target-error": self.on_target_error.map(OnErrorWord::word),
             });
-            new.line = running.line(&new, Self::NAME, more);
+            new.line = running.line(&new, Self::COMMAND, more);
         }
         let mode = by.as_ref().map(|(_, mode)| *mode);
         let wanted = Wanted {

@@ -3,12 +3,9 @@
 use ringtap_vbd::{BitmapChange, DirtyBitmap, MergedFrom, Tracker};
 use serde_json::Value;
 
-use super::moment::Moments;
-use super::outgoing::Reply;
 use super::refusal::Refusal;
-use super::schema::Schema;
-use super::shape::{Done, Read, Shape, answer, arguments, object, wrong_type};
-use super::table::Command;
+use super::schema::{Schema, Shape};
+use super::shape::{Read, answer, arguments, object, wrong_type};
 use crate::running::{DiskId, Running};
 
 /// The longest name of a bitmap. Source: QEMU, docs/interop/qcow2.
@@ -298,7 +295,7 @@ impl MergeBitmaps {
 
 /// Commands that do one thing to a bitmap of a node.
 macro_rules! one_action {
-    ($($Name:ident $name:literal |$it:ident| $action:expr;)*) => {
+    ($($Name:ident |$it:ident| $action:expr;)*) => {
         $(
             impl $Name {
                 /// The node, and what is done.
@@ -307,29 +304,15 @@ macro_rules! one_action {
                     ($it.node.clone(), $action)
                 }
             }
-
-            impl Command for $Name {
-                const NAME: &'static str = $name;
-                type Answer = Done;
-
-                fn run(self, running: &mut Running, reply: Reply<Done>) {
-                    let (node, action) = self.action();
-                    let mut moments = Moments::default();
-                    match moments.bitmap(running, &node, action) {
-                        Ok(()) => moments.begin(running, reply),
-                        Err(refusal) => reply.give(Err(refusal)),
-                    }
-                }
-            }
         )*
     };
 }
 
 one_action! {
-    AddBitmap "block-dirty-bitmap-add" |it| Action::Add(it);
-    RemoveBitmap "block-dirty-bitmap-remove" |it| Action::Remove(it.name);
-    ClearBitmap "block-dirty-bitmap-clear" |it| Action::Clear(it.name);
-    EnableBitmap "block-dirty-bitmap-enable" |it| Action::Record(it.name, true);
-    DisableBitmap "block-dirty-bitmap-disable" |it| Action::Record(it.name, false);
-    MergeBitmaps "block-dirty-bitmap-merge" |it| Action::Merge(it);
+    AddBitmap |it| Action::Add(it);
+    RemoveBitmap |it| Action::Remove(it.name);
+    ClearBitmap |it| Action::Clear(it.name);
+    EnableBitmap |it| Action::Record(it.name, true);
+    DisableBitmap |it| Action::Record(it.name, false);
+    MergeBitmaps |it| Action::Merge(it);
 }

@@ -6,11 +6,11 @@ use ringtap_image::OnlineCheck;
 use ringtap_image::qcow2::{Report, ToolError};
 use ringtap_io::Tasks;
 
+use super::command::Command;
 use super::outgoing::Reply;
 use super::query::driver;
 use super::refusal::Refusal;
 use super::shape::{answer, arguments};
-use super::table::Command;
 use crate::Error;
 use crate::events::{Event, contained, spawn};
 use crate::running::{DiskId, Running};

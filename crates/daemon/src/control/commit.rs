@@ -5,17 +5,17 @@ use std::path::{Path, PathBuf};
 use ringtap_vbd::OnErrors;
 use serde_json::json;
 
+use super::command::Command;
 use super::copies::{Common, OnErrorWord, slowdown};
 use super::jobs::JobType;
 use super::outgoing::Reply;
 use super::refusal::Refusal;
-use super::resume::whole;
 use super::shape::{Done, arguments};
-use super::table::Command;
 use crate::chain::{Layer, layers, position};
 use crate::commit::Commit;
 use crate::inner::InnerCommit;
 use crate::jobs::New;
+use crate::ledger::whole;
 use crate::opened::identity;
 use crate::running::{DiskId, Running, Served, Then};
 

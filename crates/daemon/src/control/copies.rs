@@ -8,16 +8,15 @@ use ringtap_vbd::{OnError, OnErrors, Scope, Tracker};
 use serde_json::{Value, json};
 
 use super::bitmaps::{Known, usable};
+use super::command::Command;
 use super::jobs::{JobStatus, JobType, tell_of_phase};
 use super::outgoing::Reply;
 use super::refusal::Refusal;
-use super::resume::whole;
 use super::shape::{Done, arguments, words};
-use super::table::Command;
 use crate::commit::Moved;
 use crate::graph::recount_layers;
 use crate::jobs::New;
-use crate::ledger::Line;
+use crate::ledger::{Line, whole};
 use crate::mirror::Copy;
 use crate::opened::identity;
 use crate::running::{DiskId, Running, Then};

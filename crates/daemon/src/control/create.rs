@@ -3,6 +3,7 @@
 use ringtap_image::{Place, luks, qcow2, vhd};
 use ringtap_image_tools::held::Content;
 
+use super::command::Command;
 use super::jobs::JobType;
 use super::nodes::{FileRef, found};
 use super::outgoing::Reply;
@@ -10,7 +11,6 @@ use super::refs::NodeOr;
 use super::refusal::Refusal;
 use super::secrets::{LuksNew, NewQcow2Encryption, NewQcow2EncryptionFormat};
 use super::shape::{Done, arguments, choice, words};
-use super::table::Command;
 use crate::create::New as What;
 use crate::jobs::New;
 use crate::opened::identity;

@@ -1,9 +1,9 @@
 //! Disks and names that go.
 
+use super::command::Command;
 use super::outgoing::Reply;
 use super::refusal::Refusal;
 use super::shape::{Done, arguments};
-use super::table::Command;
 use crate::running::{DiskId, Running, Served, Then};
 use crate::{Error, end};
 

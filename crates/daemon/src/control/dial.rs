@@ -8,8 +8,8 @@ use ringtap_export::Stop;
 use ringtap_sandbox::ask;
 use rustix::event::{PollFd, PollFlags};
 
+use super::client::{Client, wait};
 use super::outgoing::Events;
-use super::server::{Client, wait};
 use crate::events::{Event, contained};
 
 /// How long to wait before the first time that it is tried again, and the longest pause.

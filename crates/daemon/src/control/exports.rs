@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use ringtap_export::{fuse, nbd, ublk, vhost_user};
 
-use super::keeping::wanted;
+use serde_json::{Map, Value, json};
+
+use super::command::Command;
 use super::outgoing::Reply;
 use super::refusal::Refusal;
 use super::shape::{Done, arguments, choice, words};
-use super::table::Command;
 use crate::QUEUES;
 use crate::pending::ComingExport;
 use crate::running::{DiskId, Export, Running, Then};
@@ -113,7 +114,7 @@ struct Common {
     vbd: ringtap_vbd::Disk,
     writethrough: bool,
     /// What is written down of it.
-    wanted: serde_json::Value,
+    wanted: Value,
 }
 
 impl VhostOptions {
@@ -443,4 +444,44 @@ impl Running {
         let transport = self.servers.get(&export.server).map(|serving| &*serving.transport);
         matches!(transport, Some(Transport::Nbd { server, .. }) if server.users(&export.name) > 0)
     }
+}
+
+/// An export as it may be added again, but for its node.
+fn wanted(export: &AddExport) -> Value {
+    let mut all = Map::new();
+    let mut put = |key: &str, value: Option<Value>| {
+        all.extend(value.filter(|value| !value.is_null()).map(|value| (key.to_owned(), value)));
+    };
+    put("id", Some(export.id.clone().into()));
+    put("writable", export.writable.map(Value::from));
+    put("writethrough", export.writethrough.map(Value::from));
+    match &export.of {
+        ExportType::Nbd(of) => {
+            put("type", Some("nbd".into()));
+            // The node may be called otherwise by the time that it is added again, and clients go by this.
+            put("name", Some(of.name.as_ref().unwrap_or(&export.node_name).clone().into()));
+            put("description", of.description.clone().map(Value::from));
+            put("bitmaps", of.bitmaps.clone().map(Value::from));
+        }
+        ExportType::Vhost(of) => {
+            put("type", Some("vhost-user-blk".into()));
+            put("addr", Some(json!({ "type": "unix", "path": of.path() })));
+            put("logical-block-size", of.logical_block_size.map(Value::from));
+            put("num-queues", of.num_queues.map(Value::from));
+            put("__ringtap_serial", Some(of.serial(&export.node_name).into()));
+        }
+        ExportType::Fuse(of) => {
+            put("type", Some("fuse".into()));
+            put("mountpoint", Some(of.mountpoint.clone().into()));
+            put("growable", of.growable.map(Value::from));
+            put("allow-other", of.allow_other.map(|who| who.word().into()));
+        }
+        ExportType::Ublk(of) => {
+            put("type", Some("__ringtap_ublk".into()));
+            put("number", of.number.map(Value::from));
+            put("num-queues", of.num_queues.map(Value::from));
+            put("logical-block-size", of.logical_block_size.map(Value::from));
+        }
+    }
+    all.into()
 }

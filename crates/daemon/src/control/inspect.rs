@@ -2,10 +2,10 @@
 
 use serde_json::{Map, Value, json};
 
+use super::command::Command;
 use super::outgoing::Reply;
 use super::refusal::Refusal;
 use super::shape::arguments;
-use super::table::Command;
 use crate::facts::DiskStats;
 use crate::jobs::Entry;
 use crate::running::{DiskId, Running, Served};

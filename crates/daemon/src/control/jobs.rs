@@ -2,10 +2,10 @@
 
 use ringtap_vbd::{Action, Behind, IoStatus, Job, Trouble};
 
+use super::command::Command;
 use super::outgoing::{Events, Reply, Told};
 use super::refusal::Refusal;
 use super::shape::{Done, answer, arguments, words};
-use super::table::Command;
 use crate::jobs::Entry;
 use crate::running::Running;
 

@@ -1,52 +1,11 @@
 //! What is written down of exports: those that clients add, as they said; and that others are there no more.
 
-use serde_json::{Map, Value, json};
+use serde_json::Value;
 
-use super::exports::{AddExport, ExportType};
 use super::tls;
 use crate::Address;
 use crate::running::{DiskId, Running, ServerId};
 use crate::transports::Transport;
-
-/// An export as it may be added again, but for its node.
-pub(super) fn wanted(export: &AddExport) -> Value {
-    let mut all = Map::new();
-    let mut put = |key: &str, value: Option<Value>| {
-        all.extend(value.filter(|value| !value.is_null()).map(|value| (key.to_owned(), value)));
-    };
-    put("id", Some(export.id.clone().into()));
-    put("writable", export.writable.map(Value::from));
-    put("writethrough", export.writethrough.map(Value::from));
-    match &export.of {
-        ExportType::Nbd(of) => {
-            put("type", Some("nbd".into()));
-            // The node may be called otherwise by the time that it is added again, and clients go by this.
-            put("name", Some(of.name.as_ref().unwrap_or(&export.node_name).clone().into()));
-            put("description", of.description.clone().map(Value::from));
-            put("bitmaps", of.bitmaps.clone().map(Value::from));
-        }
-        ExportType::Vhost(of) => {
-            put("type", Some("vhost-user-blk".into()));
-            put("addr", Some(json!({ "type": "unix", "path": of.path() })));
-            put("logical-block-size", of.logical_block_size.map(Value::from));
-            put("num-queues", of.num_queues.map(Value::from));
-            put("__ringtap_serial", Some(of.serial(&export.node_name).into()));
-        }
-        ExportType::Fuse(of) => {
-            put("type", Some("fuse".into()));
-            put("mountpoint", Some(of.mountpoint.clone().into()));
-            put("growable", of.growable.map(Value::from));
-            put("allow-other", of.allow_other.map(|who| who.word().into()));
-        }
-        ExportType::Ublk(of) => {
-            put("type", Some("__ringtap_ublk".into()));
-            put("number", of.number.map(Value::from));
-            put("num-queues", of.num_queues.map(Value::from));
-            put("logical-block-size", of.logical_block_size.map(Value::from));
-        }
-    }
-    all.into()
-}
 
 impl Running {
     /// An export has come that a client wants.

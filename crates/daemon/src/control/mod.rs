@@ -9,10 +9,13 @@
 mod about;
 mod access;
 mod active;
+mod add;
 mod aside;
 mod backups;
 mod bitmaps;
 mod check;
+mod client;
+mod command;
 mod commit;
 mod copies;
 mod create;

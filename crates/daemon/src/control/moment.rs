@@ -8,11 +8,11 @@ use super::backups::{Asked, BlockdevBackup};
 use super::bitmaps::{
     Action, AddBitmap, ClearBitmap, DisableBitmap, EnableBitmap, Known, MergeBitmaps, RemoveBitmap,
 };
+use super::command::Command;
 use super::outgoing::Reply;
 use super::refusal::Refusal;
 use super::shape::{Done, arguments, choice, words};
 use super::snapshot::{Asked as AskedSnapshot, Snapshot, SnapshotSync};
-use super::table::Command;
 use crate::Error;
 use crate::backup::Save;
 use crate::events::contained;
@@ -321,4 +321,46 @@ impl Command for Transaction {
 
 fn mixed() -> Refusal {
     Refusal::new("snapshots are in a transaction with others of their kind alone")
+}
+
+impl Command for BlockdevBackup {
+    const NAME: &'static str = Self::COMMAND;
+    type Answer = Done;
+
+    fn run(self, running: &mut Running, reply: Reply<Done>) {
+        if let Some(moment) = running.moment_left(self.id()) {
+            return reply.give(self.go_on(running, moment));
+        }
+        let mut moments = Moments::default();
+        match moments.backup(running, self) {
+            Ok(()) => moments.begin(running, reply),
+            Err(refusal) => reply.give(Err(refusal)),
+        }
+    }
+}
+
+/// Commands that do one thing to a bitmap of a node.
+macro_rules! one_action {
+    ($($Name:ident $name:literal),* $(,)?) => {
+        $(
+            impl Command for $Name {
+                const NAME: &'static str = $name;
+                type Answer = Done;
+
+                fn run(self, running: &mut Running, reply: Reply<Done>) {
+                    let (node, action) = self.action();
+                    let mut moments = Moments::default();
+                    match moments.bitmap(running, &node, action) {
+                        Ok(()) => moments.begin(running, reply),
+                        Err(refusal) => reply.give(Err(refusal)),
+                    }
+                }
+            }
+        )*
+    };
+}
+
+one_action! {
+    AddBitmap "block-dirty-bitmap-add", RemoveBitmap "block-dirty-bitmap-remove", ClearBitmap "block-dirty-bitmap-clear",
+    EnableBitmap "block-dirty-bitmap-enable", DisableBitmap "block-dirty-bitmap-disable", MergeBitmaps "block-dirty-bitmap-merge",
 }

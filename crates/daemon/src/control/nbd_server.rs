@@ -2,11 +2,11 @@
 
 use ringtap_export::nbd::Listener;
 
+use super::command::Command;
 use super::exports::{UnixAddress, WAITED_FOR};
 use super::outgoing::Reply;
 use super::refusal::Refusal;
 use super::shape::{Done, arguments, choice};
-use super::table::Command;
 use crate::handed::Handed;
 use crate::handover::NbdComes;
 use crate::plan::{self, listen};

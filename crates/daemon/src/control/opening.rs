@@ -6,16 +6,15 @@ use ringtap_image::qcow2::Crypt;
 use ringtap_image::{CacheMode, Format, Image, Place, record};
 use ringtap_vbd::Vbd;
 
-use super::nodes::{Add, Asked};
 use super::outgoing::Reply;
 use super::refs::Backing;
 use super::refusal::Refusal;
 use super::shape::Done;
-use super::table::Command;
 use crate::Disk;
 use crate::graph::{FileNode, Ties};
+use crate::ledger::{self, Line};
 use crate::opened::{At, Identity, Wrap, device_at, identity, record_formats};
-use crate::running::{Running, Then};
+use crate::running::{DiskId, Running, Then};
 use crate::snapshot::header;
 
 /// A disk that is to be.
@@ -73,9 +72,9 @@ impl Wish {
     }
 
     /// What is to lie below it.
-    pub(super) fn lies_upon(
+    pub(super) fn lies_upon<D>(
         &mut self,
-        backing: Option<Backing<Add>>,
+        backing: Option<Backing<D>>,
         running: &Running,
     ) -> Result<(), Refusal> {
         let name = match backing {
@@ -153,7 +152,7 @@ impl Running {
             self.graph.files.insert(name.clone(), node);
         }
         let id = self.add_known(disk, vbd, file);
-        super::resume::forget(self, id);
+        forget_jobs(self, id);
         if let Some(served) = self.disks.get_mut(&id) {
             served.ties = ties;
             tracing::info!("the disk {name} has come: {}", served.facts.line());
@@ -188,7 +187,7 @@ impl Running {
         }
     }
 
-    fn open_file(&mut self, name: String, wish: FileWish, reply: Reply<Done>) {
+    pub(super) fn open_file(&mut self, name: String, wish: FileWish, reply: Reply<Done>) {
         let taken = name.clone();
         self.pending.nodes.insert(name.clone());
         let begun = self.in_time("open", move || -> Then {
@@ -223,43 +222,14 @@ impl Running {
     }
 }
 
-impl Command for Add {
-    const NAME: &'static str = "blockdev-add";
-    type Answer = Done;
-
-    fn run(self, running: &mut Running, reply: Reply<Done>) {
-        match self.laid_out(running) {
-            Ok((below, add)) if below.is_empty() => add.run_alone(running, reply),
-            Ok((mut below, add)) => {
-                below.push_back(add);
-                running.add_in_turn(below, vec![], reply);
-            }
-            Err(refusal) => reply.give(Err(refusal)),
-        }
-    }
-}
-
-impl Add {
-    fn run_alone(self, running: &mut Running, reply: Reply<Done>) {
-        let asked = match self.asked(running) {
-            Ok(asked) => asked,
-            Err(refusal) => return reply.give(Err(refusal)),
-        };
-        let name = match &asked {
-            Asked::Disk(wish) => wish.disk.node_name.clone().unwrap_or_default(),
-            Asked::File(name, _) | Asked::Keep(name, _) | Asked::Show(name, _) => name.clone(),
-        };
-        if running.is_taken(&name) {
-            let text = format!("Duplicate nodes with node-name='{name}'");
-            return reply.give(Err(Refusal::new(text)));
-        }
-        match asked {
-            Asked::Disk(wish) => {
-                running.open_wish(wish, |_, end| reply.give(end.map(|()| Done {})));
-            }
-            Asked::File(name, wish) => running.open_file(name, wish, reply),
-            Asked::Keep(name, of) => running.keep_moment(name, &of, reply),
-            Asked::Show(name, of) => reply.give(running.show_moment(name, of)),
-        }
+/// A disk that a client has had opened: whatever job it had before is not gone on with, now or later.
+fn forget_jobs(running: &Running, id: DiskId) {
+    let Some(served) = running.disks.get(&id) else { return };
+    let _disk = served.vbd.span().enter();
+    for (line, _written) in ledger::left(&[ledger::whole(&served.disk.path)]) {
+        let Line { id, command, .. } = line;
+        tracing::warn!(
+            "the job {id} ({command}) ended with a server before this one: begin it again"
+        );
     }
 }

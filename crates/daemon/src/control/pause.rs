@@ -5,10 +5,10 @@ use std::sync::Arc;
 use ringtap_io::{Panic, Tasks};
 use ringtap_vbd::Busy;
 
+use super::command::Command;
 use super::outgoing::{Reply, Told};
 use super::refusal::Refusal;
 use super::shape::{Done, answer, arguments};
-use super::table::Command;
 use crate::Error;
 use crate::running::{DiskId, Running, Then};
 

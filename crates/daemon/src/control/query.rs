@@ -8,9 +8,9 @@ use ringtap_vbd::{Counts, Limits, Share};
 use serde_json::{Value, json};
 
 use super::bitmaps::{BitmapInfo, bitmaps};
+use super::command::Command;
 use super::outgoing::{Reply, Told};
 use super::shape::{answer, arguments};
-use super::table::Command;
 use super::throttle;
 use crate::facts::DiskStats;
 use crate::running::{DiskId, Export, Running, Served};

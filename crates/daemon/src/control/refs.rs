@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 
 use super::refusal::Refusal;
-use super::schema::Schema;
-use super::shape::{Read, Shape, wrong_type};
+use super::schema::{Schema, Shape};
+use super::shape::{Read, wrong_type};
 
 /// A node by its name, or what a node would be.
 #[derive(Debug)]

@@ -3,10 +3,10 @@
 use ringtap_vbd::DirtyBitmap;
 
 use super::bitmaps::{Known, usable};
+use super::command::Command;
 use super::outgoing::Reply;
 use super::refusal::Refusal;
 use super::shape::{Done, answer, arguments};
-use super::table::Command;
 use crate::running::{DiskId, Running};
 
 /// The most that is told at once: a message that says as many is not too long for the other server.

@@ -2,12 +2,12 @@
 
 use std::mem;
 
+use super::command::Command;
 use super::nodes::{Add, Asked};
 use super::opening::Wish;
 use super::outgoing::Reply;
 use super::refusal::Refusal;
 use super::shape::{Done, arguments};
-use super::table::Command;
 use crate::end;
 use crate::opened::identity;
 use crate::running::{DiskId, Running, Then};

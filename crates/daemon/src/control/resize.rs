@@ -2,10 +2,10 @@
 
 use ringtap_image::Error as ImageError;
 
+use super::command::Command;
 use super::outgoing::Reply;
 use super::refusal::Refusal;
 use super::shape::{Done, arguments};
-use super::table::Command;
 use crate::Disk;
 use crate::events::contained;
 use crate::larger::make_larger;

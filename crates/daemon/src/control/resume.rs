@@ -6,10 +6,10 @@ use std::sync::mpsc::Receiver;
 
 use serde_json::{Map, Value};
 
+use super::command::Command as _;
 use super::commit::BlockCommit;
 use super::jobs::tell_of_loss;
 use super::replay::carry_out;
-use super::table::Command as _;
 use crate::chain::{layers, position};
 use crate::events::Event;
 use crate::ledger::{self, Line};
@@ -17,7 +17,7 @@ use crate::running::{DiskId, Running, Served};
 
 /// Go on with the jobs that the disks had, or say that they are gone.
 pub(crate) fn resume(running: &mut Running, inbox: &Receiver<Event>, ids: &[DiskId]) {
-    let of = |id: &DiskId| running.disks.get(id).map(|served| whole(&served.disk.path));
+    let of = |id: &DiskId| running.disks.get(id).map(|served| ledger::whole(&served.disk.path));
     let images: Vec<PathBuf> = ids.iter().filter_map(of).collect();
     let mut goes_on = HashSet::new();
     for (line, written) in ledger::left(&images) {
@@ -34,7 +34,7 @@ pub(crate) fn resume(running: &mut Running, inbox: &Receiver<Event>, ids: &[Disk
             continue;
         }
         // Its name may be another by now.
-        let found = running.disks.values().find(|served| whole(&served.disk.path) == image);
+        let found = running.disks.values().find(|served| ledger::whole(&served.disk.path) == image);
         let Some(served) = found else { continue };
         let (span, node) = (served.vbd.span().clone(), served.node().to_owned());
         let _disk = span.enter();
@@ -97,24 +97,4 @@ fn is_committed(served: &Served, arguments: &Map<String, Value>) -> bool {
     let Ok(image) = served.vbd.image() else { return false };
     let below = layers(&*image);
     position(&below, top).is_none() && position(&below, base).is_some()
-}
-
-/// A disk that a client has had opened: whatever job it had before is not gone on with, now or later.
-pub(super) fn forget(running: &Running, id: DiskId) {
-    let Some(served) = running.disks.get(&id) else { return };
-    let _disk = served.vbd.span().enter();
-    for (line, _written) in ledger::left(&[whole(&served.disk.path)]) {
-        let Line { id, command, .. } = line;
-        tracing::warn!(
-            "the job {id} ({command}) ended with a server before this one: begin it again"
-        );
-    }
-}
-
-/// A path that means the same everywhere.
-pub(crate) fn whole(path: &Path) -> PathBuf {
-    if ringtap_stores::is_store(path) {
-        return path.to_owned();
-    }
-    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }

@@ -1,9 +1,9 @@
 //! Disks whose requests wait for room where their images lie, and the word that has requests go on.
 
+use super::command::Command;
 use super::outgoing::{Reply, Told};
 use super::refusal::Refusal;
 use super::shape::{Done, answer, arguments, words};
-use super::table::Command;
 use crate::running::{DiskId, Running};
 
 words! {

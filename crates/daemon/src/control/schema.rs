@@ -6,7 +6,20 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-use super::shape::{Members, Shape};
+/// A type of the wire.
+pub(crate) trait Shape: Sized {
+    /// Whether a member of this type may be left out.
+    const OPTIONAL: bool = false;
+
+    /// Its name in the schema, where it is from now on.
+    fn shape(schema: &mut Schema) -> String;
+}
+
+/// A type with members.
+pub(crate) trait Members: Shape {
+    /// Its members as the schema has them.
+    fn members(schema: &mut Schema) -> Vec<Value>;
+}
 
 /// The types met so far.
 #[derive(Default)]

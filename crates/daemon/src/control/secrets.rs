@@ -7,10 +7,10 @@ use std::time::Duration;
 use ringtap_image::luks::Effort;
 use ringtap_image::{Secret, SecretSource};
 
+use super::command::Command;
 use super::outgoing::Reply;
 use super::refusal::Refusal;
 use super::shape::{Done, arguments, choice};
-use super::table::Command;
 use super::throttle::{GroupOptions, duplicate};
 use super::tls::TlsOptions;
 use crate::running::{Running, Then};

@@ -6,16 +6,7 @@
 use serde_json::{Map, Number, Value, json};
 
 use super::refusal::Refusal;
-use super::schema::Schema;
-
-/// A type of the wire.
-pub(crate) trait Shape: Sized {
-    /// Whether a member of this type may be left out.
-    const OPTIONAL: bool = false;
-
-    /// Its name in the schema, where it is from now on.
-    fn shape(schema: &mut Schema) -> String;
-}
+use super::schema::{Members, Schema, Shape};
 
 /// A type that clients send.
 pub(crate) trait Read: Shape {
@@ -32,12 +23,6 @@ pub(crate) trait Read: Shape {
 pub(crate) trait Write: Shape {
     /// Nothing: the member is left out.
     fn write(self) -> Option<Value>;
-}
-
-/// A type with members.
-pub(crate) trait Members: Shape {
-    /// Its members as the schema has them.
-    fn members(schema: &mut Schema) -> Vec<Value>;
 }
 
 /// A type with members that clients send.
@@ -140,13 +125,13 @@ macro_rules! answer {
 
 macro_rules! described {
     ($Name:ident { $($key:literal: $Type:ty),* }) => {
-        impl $crate::control::shape::Members for $Name {
+        impl $crate::control::schema::Members for $Name {
             #[allow(unused_variables)] // where there is no member
             fn members(schema: &mut $crate::control::schema::Schema) -> Vec<serde_json::Value> {
                 vec![$(schema.member::<$Type>($key)),*]
             }
         }
-        impl $crate::control::shape::Shape for $Name {
+        impl $crate::control::schema::Shape for $Name {
             fn shape(schema: &mut $crate::control::schema::Schema) -> String {
                 schema.object::<Self>(stringify!($Name))
             }
@@ -167,7 +152,7 @@ macro_rules! words {
                 match self { $($Name::$Variant => $word),* }
             }
         }
-        impl $crate::control::shape::Shape for $Name {
+        impl $crate::control::schema::Shape for $Name {
             fn shape(schema: &mut $crate::control::schema::Schema) -> String {
                 schema.words(stringify!($Name), &[$($word),*])
             }
@@ -208,7 +193,7 @@ macro_rules! choice {
         #[doc = concat!("What `", $tag, "` says.")]
         #[derive(Debug)]
         pub(crate) enum $Of { $(#[doc = concat!("`", $word, "`.")] $Variant($Members)),* }
-        impl $crate::control::shape::Shape for $Name {
+        impl $crate::control::schema::Shape for $Name {
             fn shape(schema: &mut $crate::control::schema::Schema) -> String {
                 schema.choice(stringify!($Name), |schema| {
                     let tag = schema.words(stringify!($Of), &[$($word),*]);
@@ -216,13 +201,13 @@ macro_rules! choice {
                     members.extend(Vec::<serde_json::Value>::from([$(schema.member::<$Type>($key)),*]));
                     let variants = vec![$(serde_json::json!({
                         "case": $word,
-                        "type": <$Members as $crate::control::shape::Shape>::shape(schema),
+                        "type": <$Members as $crate::control::schema::Shape>::shape(schema),
                     })),*];
                     (members, $tag, variants)
                 })
             }
         }
-        impl $crate::control::shape::Members for $Name {
+        impl $crate::control::schema::Members for $Name {
             fn members(_: &mut $crate::control::schema::Schema) -> Vec<serde_json::Value> {
                 vec![]
             }

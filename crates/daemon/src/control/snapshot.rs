@@ -6,10 +6,10 @@ use std::time::Duration;
 use ringtap_image::Format;
 use ringtap_vbd::Vbd;
 
+use super::command::Command;
 use super::outgoing::{Reply, Told};
 use super::refusal::Refusal;
 use super::shape::{Done, answer, arguments, words};
-use super::table::Command;
 use crate::end;
 use crate::events::contained;
 use crate::graph::{Ties, recount_layers};

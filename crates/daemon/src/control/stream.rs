@@ -5,16 +5,16 @@ use std::path::{Path, PathBuf};
 use ringtap_vbd::Job;
 use serde_json::json;
 
+use super::command::Command;
 use super::copies::{Common, OnErrorWord};
 use super::jobs::JobType;
 use super::outgoing::Reply;
 use super::refusal::Refusal;
-use super::resume::whole;
 use super::shape::{Done, arguments};
-use super::table::Command;
 use crate::Error;
 use crate::chain::{layers, position};
 use crate::inner_stream::InnerStream;
+use crate::ledger::whole;
 use crate::opened::identity;
 use crate::running::{DiskId, Running, Served, Then};
 use crate::stream::Stream;

@@ -5,10 +5,11 @@ use std::sync::mpsc::Sender;
 
 use serde_json::{Map, Value, json};
 
+use super::command::Command;
 use super::outgoing::{RawReply, Reply, Told};
 use super::refusal::Refusal;
 use super::schema::Schema;
-use super::shape::{Done, Take, Write, arguments, whole, words};
+use super::shape::{Done, answer, arguments, whole, words};
 use super::{
     about, active, backups, bitmaps, check, commit, copies, create, delete, exports, inspect, jobs,
     moment, nbd_server, nodes, pause, query, regions, reopen, resize, room, secrets, snapshot,
@@ -19,18 +20,6 @@ use crate::running::Running;
 
 /// The command that must come first.
 pub(super) const NEGOTIATE: &str = "qmp_capabilities";
-
-/// What a client sends with a command.
-pub(crate) trait Command: Take + Send + 'static {
-    /// The command's name.
-    const NAME: &'static str;
-    /// What is answered.
-    type Answer: Write + 'static;
-
-    /// Carry it out, on the thread that serves: what takes long, or may wait for a guest, a client or a disk, goes to
-    /// another (`Running::aside`).
-    fn run(self, running: &mut Running, reply: Reply<Self::Answer>);
-}
 
 /// One command.
 pub(super) struct Entry {
@@ -43,7 +32,7 @@ pub(super) struct Entry {
 
 impl Entry {
     const fn of<C: Command>() -> Entry {
-        use super::shape::Shape;
+        use super::schema::Shape;
         let (arguments, answer) = (C::shape, C::Answer::shape);
         Entry { name: C::NAME, arguments, answer, read: read::<C>, check: check::<C> }
     }
@@ -104,6 +93,39 @@ impl Command for Negotiate {
     }
 }
 
+answer! {
+    /// One command.
+    struct CommandInfo { "name" name: String }
+}
+
+arguments! {
+    /// `query-commands`
+    struct QueryCommands {}
+}
+
+impl Command for QueryCommands {
+    const NAME: &'static str = "query-commands";
+    type Answer = Vec<CommandInfo>;
+
+    fn run(self, _: &mut Running, reply: Reply<Self::Answer>) {
+        reply.give(Ok(names().map(|name| CommandInfo { name: name.to_owned() }).collect()));
+    }
+}
+
+arguments! {
+    /// `query-qmp-schema`
+    struct QuerySchema {}
+}
+
+impl Command for QuerySchema {
+    const NAME: &'static str = "query-qmp-schema";
+    type Answer = Vec<Value>;
+
+    fn run(self, _: &mut Running, reply: Reply<Self::Answer>) {
+        reply.give(Ok(schema()));
+    }
+}
+
 /// Whether a client asks for nothing that there is not.
 pub(super) fn negotiate(arguments: Map<String, Value>) -> Result<Value, Refusal> {
     let wanted = whole::<Negotiate>(arguments, "")?.enable.unwrap_or_default();
@@ -117,8 +139,8 @@ pub(super) fn negotiate(arguments: Map<String, Value>) -> Result<Value, Refusal>
 const COMMANDS: &[Entry] = &[
     Entry::of::<Negotiate>(),
     Entry::of::<about::QueryVersion>(),
-    Entry::of::<about::QueryCommands>(),
-    Entry::of::<about::QuerySchema>(),
+    Entry::of::<QueryCommands>(),
+    Entry::of::<QuerySchema>(),
     Entry::of::<about::Quit>(),
     Entry::of::<query::QueryNodes>(),
     Entry::of::<query::QueryBlock>(),

@@ -5,10 +5,10 @@ use std::collections::btree_map::Entry;
 use ringtap_vbd::{Limits, MOST_WEIGHT, Rate, Rates, Share, ThrottleGroup};
 use serde_json::{Map, Value};
 
+use super::command::Command;
 use super::outgoing::Reply;
 use super::refusal::Refusal;
 use super::shape::{Done, arguments, object};
-use super::table::Command;
 use crate::node::is_name;
 use crate::running::{Running, Served};
 use crate::{Allotment, Disk};

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
+use super::command::Command;
 use super::outgoing::Reply;
 use super::refusal::Refusal;
 use super::shape::{answer, arguments};
-use super::table::Command;
 use crate::Error;
 use crate::handover::{self, Wish};
 use crate::running::Running;
