@@ -11,7 +11,7 @@ use ringtap_io::Io;
 use ringtap_vbd::{Busy, Quiesced, Vbd};
 
 use crate::Disk;
-use crate::opened::identity;
+use crate::identity::identity;
 
 /// How long requests in flight may take before the disk is tried again, and how often it is.
 pub(crate) const STILL: u64 = Duration::from_secs(1).as_nanos() as u64;

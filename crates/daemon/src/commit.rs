@@ -14,7 +14,7 @@ use ringtap_io::{Io, Tasks};
 use ringtap_vbd::{Ending, Job, Mirror, OnErrors, Scope, Vbd};
 
 use crate::carried::{self, Both, carry};
-use crate::opened::identity;
+use crate::identity::identity;
 use crate::{Disk, Error, checkpoints};
 
 /// What is brought where.

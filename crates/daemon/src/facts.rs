@@ -8,7 +8,7 @@ use ringtap_image::CacheMode;
 use ringtap_vbd::{DeviceState, Stats};
 use serde::Serialize;
 
-use crate::opened::LeftOut;
+use crate::left_out::LeftOut;
 use crate::running::Served;
 use crate::{Address, Announce, Disk};
 

@@ -9,7 +9,8 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use crate::opened::{LeftOut, refuse_twice};
+use crate::left_out::LeftOut;
+use crate::opened::refuse_twice;
 use crate::running::Running;
 use crate::{Address, Allotment, Config, Disk, Error, node, sandbox};
 

@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 
 use ringtap_image::{CacheMode, Image, Place};
 
+use crate::identity::{Identity, identity};
 use crate::moment::Begun;
-use crate::opened::{Identity, identity};
 use crate::running::{DiskId, Running, Served};
 use crate::switch::Beside;
 

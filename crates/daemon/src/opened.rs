@@ -1,7 +1,6 @@
 //! Opening the images of a configuration: one that cannot be served stops one disk, or all.
 
 use std::collections::HashMap;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -15,24 +14,15 @@ use rustix::fs::{Advice, fadvise};
 
 use crate::at_once::at_once;
 use crate::checkpoints;
+use crate::identity::{Identity, identity};
 use crate::labels::labels;
+use crate::left_out::LeftOut;
 use crate::successor;
 use crate::turns::{Turns, files_of, turns};
 use crate::{Config, Disk, Error, Placed, sandbox};
 
 /// What an image is given to before it is served, with its path.
 pub type Wrap = Arc<dyn Fn(&Path, Box<dyn Image>) -> Box<dyn Image> + Send + Sync>;
-
-/// A disk that could not be opened.
-pub(crate) struct LeftOut {
-    pub(crate) disk: Disk,
-    /// What its threads would be called.
-    pub(crate) label: String,
-    /// Why, when it was tried last.
-    pub(crate) error: Error,
-    /// Who tries it now.
-    pub(crate) opening: Option<Arc<()>>,
-}
 
 /// The disks that are served, in the order of the configuration, and those that are not.
 pub(crate) struct Opened {
@@ -147,34 +137,6 @@ pub(crate) fn forget_pages(disk: &Disk) {
         if let Err(error) = dropped {
             tracing::warn!("{}: its pages stay in the page cache: {error}", disk.path.display());
         }
-    }
-}
-
-/// What tells a file or a block device from all others.
-pub(crate) type Identity = (bool, u64, u64);
-
-/// Which file a path leads to now.
-pub(crate) fn identity(path: &Path) -> Option<Identity> {
-    let found = std::fs::metadata(path).ok()?;
-    match found.file_type().is_block_device() {
-        true => Some((true, found.rdev(), 0)),
-        false => Some((false, found.dev(), found.ino())),
-    }
-}
-
-/// Tell of a file that was opened and is not at its path any more.
-pub(crate) fn tell_of_another_file(path: &Path, opened: Option<Identity>) {
-    let shown = path.display();
-    match (opened, identity(path)) {
-        (Some(_), None) => tracing::warn!(
-            "{shown}: its file was deleted or moved away; what is served is still that file, and \
-             where it was deleted it is gone when this ends"
-        ),
-        (Some(opened), Some(now)) if opened != now => tracing::warn!(
-            "{shown}: another file has taken its place; what is served is still the one that was \
-             opened: start the server again to serve the new one"
-        ),
-        _ => {}
     }
 }
 

@@ -15,7 +15,7 @@ use ringtap_sandbox::{Files, Hooks, List, Needs, User, Walls, everywhere_but_the
 use ringtap_stores::rbd;
 use rustix::fs::Access;
 
-use crate::opened::LeftOut;
+use crate::left_out::LeftOut;
 use crate::{Address, Config, ControlAt, Disk, Error, handover, successor};
 
 /// Whether a server is confined.

@@ -13,10 +13,11 @@ use crate::events::{Event, Signalled, contained, notify, notify_reloading, prepa
 use crate::facts::{AllStats, DiskFacts, NotServed, say_ready};
 use crate::folder::{self, Looked, ReadFile};
 use crate::handover::{self, Taking, Wish};
+use crate::identity::tell_of_another_file;
 use crate::keep::{self, Keeper};
 use crate::late;
 use crate::metrics::Metrics;
-use crate::opened::{self, Opened, Wrap, record_formats, tell_of_another_file};
+use crate::opened::{self, Opened, Wrap, record_formats};
 use crate::pid_file::PidFile;
 use crate::plan::Plan;
 use crate::running::{DiskId, Running, Served, is_failed};

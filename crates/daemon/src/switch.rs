@@ -13,7 +13,7 @@ use ringtap_vbd::{Job, Phase, Quiesced};
 use crate::chain::{
     Layer, Names, Stays, layers, lead, nth, options_of, rename, stand_still, to_read,
 };
-use crate::opened::identity;
+use crate::identity::identity;
 use crate::reopen::{Anew, as_it_is, reopen};
 use crate::{Disk, Error};
 

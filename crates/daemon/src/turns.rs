@@ -23,7 +23,7 @@ use ringtap_image::{Format, Place, Role, find_of_held, is_store, record};
 use rustix::fs::{Advice, fadvise};
 
 use crate::Disk;
-use crate::opened::{Identity, identity};
+use crate::identity::{Identity, identity};
 
 /// The files that a disk's image consists of, its own first.
 pub(crate) type Files = Vec<Identity>;

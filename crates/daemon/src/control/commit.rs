@@ -13,10 +13,10 @@ use super::refusal::Refusal;
 use super::shape::{Done, arguments};
 use crate::chain::{Layer, layers, position};
 use crate::commit::Commit;
+use crate::identity::identity;
 use crate::inner::InnerCommit;
 use crate::jobs::New;
 use crate::ledger::whole;
-use crate::opened::identity;
 use crate::running::{DiskId, Running, Served, Then};
 
 arguments! {

@@ -15,10 +15,10 @@ use super::refusal::Refusal;
 use super::shape::{Done, arguments, words};
 use crate::commit::Moved;
 use crate::graph::recount_layers;
+use crate::identity::identity;
 use crate::jobs::New;
 use crate::ledger::{Line, whole};
 use crate::mirror::Copy;
-use crate::opened::identity;
 use crate::running::{DiskId, Running, Then};
 
 words! {

@@ -12,8 +12,8 @@ use super::refusal::Refusal;
 use super::secrets::{LuksNew, NewQcow2Encryption, NewQcow2EncryptionFormat};
 use super::shape::{Done, arguments, choice, words};
 use crate::create::New as What;
+use crate::identity::identity;
 use crate::jobs::New;
-use crate::opened::identity;
 use crate::running::{Running, Then};
 
 words! {

@@ -12,8 +12,8 @@ use super::remote::{RemoteNbd, RemoteRbd};
 use super::secrets::Qcow2Encryption;
 use super::shape::{arguments, choice, words};
 use super::throttle::ThrottleLimits;
+use crate::identity::Identity;
 use crate::node::is_name;
-use crate::opened::Identity;
 use crate::running::{DiskId, Running, Served};
 use crate::{Disk, OnError};
 

@@ -12,8 +12,9 @@ use super::refusal::Refusal;
 use super::shape::Done;
 use crate::Disk;
 use crate::graph::{FileNode, Ties};
+use crate::identity::{Identity, identity};
 use crate::ledger::{self, Line};
-use crate::opened::{At, Identity, Wrap, device_at, identity, record_formats};
+use crate::opened::{At, Wrap, device_at, record_formats};
 use crate::running::{DiskId, Running, Then};
 use crate::snapshot::header;
 

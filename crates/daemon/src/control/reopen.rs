@@ -9,7 +9,7 @@ use super::outgoing::Reply;
 use super::refusal::Refusal;
 use super::shape::{Done, arguments};
 use crate::end;
-use crate::opened::identity;
+use crate::identity::identity;
 use crate::running::{DiskId, Running, Then};
 
 arguments! {

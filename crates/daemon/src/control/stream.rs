@@ -13,9 +13,9 @@ use super::refusal::Refusal;
 use super::shape::{Done, arguments};
 use crate::Error;
 use crate::chain::{layers, position};
+use crate::identity::identity;
 use crate::inner_stream::InnerStream;
 use crate::ledger::whole;
-use crate::opened::identity;
 use crate::running::{DiskId, Running, Served, Then};
 use crate::stream::Stream;
 

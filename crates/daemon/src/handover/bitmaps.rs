@@ -2,23 +2,12 @@
 
 use ringtap_image::bitmap_store::PAGE_WORDS;
 use ringtap_vbd::DirtyBitmap;
-use serde::{Deserialize, Serialize};
 
-use super::state::MarksState;
+use super::state::{BitmapState, MarksState};
 use crate::running::{Running, Served};
 
 /// The most bytes of marks that are passed on: no disk stands still for much longer by them.
 const MOST: usize = 64 << 20;
-
-/// A bitmap of a disk.
-#[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct BitmapState {
-    /// The node name of the disk.
-    pub(crate) disk: String,
-    /// How many there are before it, those that are kept among them.
-    pub(crate) number: usize,
-    pub(crate) marks: MarksState,
-}
 
 /// Those of a disk that are kept nowhere, with their numbers.
 fn of(served: &Served) -> impl Iterator<Item = (usize, DirtyBitmap)> {

@@ -9,18 +9,24 @@ use std::time::{Duration, Instant};
 
 use ringtap_io::keeping_a_reactor;
 
-use super::giving::failed;
 use super::lock;
-use super::still::bring_back;
 use crate::at_once::AT_ONCE;
 use crate::events::spawn;
 use crate::residence::Residence;
 use crate::running::DiskId;
 use crate::{Disk, Error};
 
+/// How long it is tried to open images again that somebody else has meanwhile, and how often.
+const COMES_BACK: Duration = Duration::from_secs(30);
+const LOOK: Duration = Duration::from_millis(100);
+
 const CLOSES: u8 = 0;
 const CLOSED: u8 = 1;
 const GIVEN_UP: u8 = 2;
+
+pub(super) fn failed(why: impl Into<String>) -> Error {
+    Error::Upgrade(why.into())
+}
 
 /// Whether an image that is being closed is waited for: who closes it, and who waits, agree on that.
 #[derive(Clone, Default)]
@@ -62,6 +68,18 @@ impl Going {
         tracing::info!("{} goes on", self.disk.path.display());
         self.residence.goes_on();
         Ok(())
+    }
+}
+
+/// Open again what somebody else may have meanwhile, for so long.
+pub(super) fn bring_back(mut open: impl FnMut() -> Result<(), Error>) {
+    let began = Instant::now();
+    while let Err(error) = open() {
+        tracing::error!("a disk is not there again yet: {error}");
+        if began.elapsed() > COMES_BACK {
+            break;
+        }
+        std::thread::sleep(LOOK);
     }
 }
 

@@ -12,13 +12,15 @@ use sd_notify::NotifyState;
 
 use super::bitmaps::Passed;
 use super::channel::{Channel, Kind};
+use super::closing::failed;
 use super::state::{
     DeviceState, DiskState, GroupState, ListenerState, MountState, SaveState, State, encode,
 };
 use super::still::Still;
 use super::{CHANNEL, UNDER_WAY, asked, leave_all, lock, storage, whole};
 use crate::events::notify;
-use crate::opened::{LeftOut, identity};
+use crate::identity::identity;
+use crate::left_out::LeftOut;
 use crate::pid_file::PidFile;
 use crate::running::{Running, is_failed};
 use crate::transports::Transport;
@@ -46,10 +48,6 @@ pub(crate) struct Wish {
     pub(crate) patience: Option<Duration>,
     /// Whether NBD clients that speak TLS are closed once their requests are answered.
     pub(crate) closes_tls: bool,
-}
-
-pub(super) fn failed(why: impl Into<String>) -> Error {
-    Error::Upgrade(why.into())
 }
 
 /// What is done with how a handover has ended.

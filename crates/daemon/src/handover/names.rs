@@ -12,7 +12,7 @@ use super::asked;
 use crate::Address;
 use crate::facts::cache_name;
 use crate::graph::{FileNode, Lower, depth};
-use crate::opened::{Identity, identity};
+use crate::identity::{Identity, identity};
 use crate::running::{DiskId, Running};
 use crate::tls::NamedCredentials;
 use crate::transports::Transport;

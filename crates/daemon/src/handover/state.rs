@@ -11,7 +11,6 @@ use std::path::PathBuf;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::bitmaps::BitmapState;
 use super::names::Names;
 
 /// The newest that is read, and what is written where nothing needs it.
@@ -180,6 +179,16 @@ impl SaveState {
     pub(crate) fn is_by_bitmap(&self) -> bool {
         self.some || self.successor.is_some()
     }
+}
+
+/// A bitmap of a disk.
+#[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct BitmapState {
+    /// The node name of the disk.
+    pub(crate) disk: String,
+    /// How many there are before it, those that are kept among them.
+    pub(crate) number: usize,
+    pub(crate) marks: MarksState,
 }
 
 /// Marks that are to take a bitmap's place.

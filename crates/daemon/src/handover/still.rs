@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 use ringtap_export::{nbd, vhost_user};
 use rustix::time::{ClockId, clock_gettime};
 
-use super::bitmaps::BitmapState;
-use super::closing::{self, Going};
-use super::giving::failed;
+use super::closing::{self, Going, bring_back, failed};
 use super::lock;
-use super::state::{Client, Connections, FrontEnd, JobState, MessageState, digits, encode};
+use super::state::{
+    BitmapState, Client, Connections, FrontEnd, JobState, MessageState, digits, encode,
+};
 use crate::Error;
 use crate::at_once::at_once;
 use crate::events::contained;
@@ -21,9 +21,6 @@ use crate::residence::Residence;
 use crate::running::{DiskId, Running, Served, ServerId, Serving};
 use crate::transports::Transport;
 
-/// How long it is tried to open images again that somebody else has meanwhile, and how often.
-const COMES_BACK: Duration = Duration::from_secs(30);
-const LOOK: Duration = Duration::from_millis(100);
 /// How soon it is seen that threads have ended.
 const SOON: Duration = Duration::from_micros(200);
 
@@ -48,18 +45,6 @@ fn wait_for(serving: &mut Serving, disks: &BTreeMap<DiskId, Served>, until: Inst
 pub(super) fn goes(served: &Served) -> bool {
     let is_free = served.disk.options.read_only && served.ties.upon.is_none();
     !served.disk.incoming && !is_free && !served.disk.is_null()
-}
-
-/// Open again what somebody else may have meanwhile, for so long.
-pub(super) fn bring_back(mut open: impl FnMut() -> Result<(), Error>) {
-    let began = Instant::now();
-    while let Err(error) = open() {
-        tracing::error!("a disk is not there again yet: {error}");
-        if began.elapsed() > COMES_BACK {
-            break;
-        }
-        std::thread::sleep(LOOK);
-    }
 }
 
 /// All disks stand still: no server takes requests, and images are closed.

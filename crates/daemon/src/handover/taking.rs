@@ -13,14 +13,13 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::process::{Pid, getppid};
 use rustix::time::{ClockId, clock_gettime};
 
-use super::bitmaps::BitmapState;
 use super::channel::{Channel, Files, Kind};
 use super::names::DiskNames;
-use super::state::{Client, Connections, JobState, State, bytes, decode};
+use super::state::{BitmapState, Client, Connections, JobState, State, bytes, decode};
 use super::still::in_parallel;
 use super::{CHANNEL, COME, Listening, leave_all, lock};
 use crate::folder::{Looked, ReadFile};
-use crate::opened::LeftOut;
+use crate::left_out::LeftOut;
 use crate::running::Running;
 use crate::{Config, Disk, Error, Keeping};
 
