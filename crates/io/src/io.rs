@@ -12,10 +12,8 @@ use crate::again::Patience;
 use crate::elsewhere::{Elsewhere, Sessions};
 use crate::pool::{Buffer, Pool};
 use crate::signal::Wait;
-use crate::wake::Wakes;
+use crate::wake::{TaskId, Wakes};
 use crate::{File, Key, Mem, Op, Reactor, Signal, Time};
-
-pub(crate) type TaskId = u32;
 
 /// The most that one operation may move: io_uring and pread both stop near 2 GiB.
 const MOST: usize = 1 << 30;

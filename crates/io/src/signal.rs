@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use crate::Io;
-use crate::io::TaskId;
+use crate::wake::TaskId;
 
 /// Something that happens again and again; tasks of one thread wait for the next time.
 #[derive(Default)]

@@ -6,7 +6,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Waker};
 
-use crate::io::{AtEnd, TaskId};
+use crate::io::AtEnd;
+use crate::wake::TaskId;
 use crate::wake::Wakes;
 use crate::{Io, Key, Op, Reactor, Time};
 

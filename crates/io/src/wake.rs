@@ -4,9 +4,11 @@ use std::sync::{Arc, PoisonError};
 use std::task::{Wake, Waker};
 
 use crate::Key;
-use crate::io::TaskId;
 use crate::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use crate::sync::{Mutex, broken};
+
+/// A task of a thread, among those that there are.
+pub(crate) type TaskId = u32;
 
 /// Ends the sleep of a reactor.
 pub trait Alarm: Send + Sync {

@@ -28,12 +28,12 @@ use virtio_bindings::bindings::virtio_ring::{
 
 use super::dirty_log::DirtyLog;
 use super::events::{always_readable, event_file};
-use super::handover::Sources;
 use super::inflight::{self, Inflight};
 use super::mapping::Maps;
 use super::memory::{Memory, Region};
 use super::peer::{Peer, SHARE};
 use super::residence::{Residence, Waiting};
+use super::sources::Sources;
 use super::thread::{QueueThread, Start};
 use super::virtqueue::{Addresses, MAX_QUEUE_SIZE, Virtqueue};
 use super::{Options, config};

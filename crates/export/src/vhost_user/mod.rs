@@ -25,6 +25,7 @@ mod relay;
 mod request;
 mod requests;
 mod residence;
+mod sources;
 #[doc(hidden)]
 pub mod talk;
 #[doc(hidden)]

@@ -3,23 +3,18 @@
 //! Source: Linux, include/uapi/xen/gntdev.h; Xen, public/grant_table.h.
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use rustix::fs::{Mode, OFlags, open};
 
+use super::ioctl::{ioctl, number};
 use super::pages::Pages;
 
 const DEVICE: &str = "/dev/xen/gntdev";
 
-/// Numbers as ioctls without a direction have them: size, letter, number.
-const fn number(size: usize, number: u64) -> u64 {
-    (size as u64) << 16 | (b'G' as u64) << 8 | number
-}
-
 /// Of a map with room for one reference; the driver reads as many as it is told.
 const MAP: u64 = number(24, 0);
-const UNMAP: u64 = number(16, 1);
 const COPY: u64 = number(16, 8);
 
 const SOURCE_IS_GRANT: u16 = 1 << 0;
@@ -112,22 +107,6 @@ impl Gntdev {
     }
 }
 
-fn ioctl(device: &OwnedFd, request: u64, argument: *mut u64) -> io::Result<()> {
-    // SAFETY: the callers hand over what the request of that number reads and writes.
-    match unsafe { libc::ioctl(device.as_raw_fd(), request, argument) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
-/// Take grants out of the device's list. They must be mapped no more.
-pub(crate) fn forget(device: &OwnedFd, index: u64, count: usize) {
-    let mut argument = [index, count as u64];
-    if let Err(error) = ioctl(device, UNMAP, argument.as_mut_ptr()) {
-        tracing::debug!("cannot give up {count} grants: {error}");
-    }
-}
-
 impl Foreign for Gntdev {
     fn domain(&self) -> u16 {
         self.domain
@@ -150,6 +129,7 @@ impl Foreign for Gntdev {
 
 #[cfg(test)]
 mod tests {
+    use super::super::ioctl::UNMAP;
     use super::*;
 
     #[test]

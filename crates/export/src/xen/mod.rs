@@ -21,6 +21,7 @@ mod copies;
 mod device;
 mod evtchn;
 mod gntdev;
+mod ioctl;
 mod kept;
 mod nodes;
 mod pages;

@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicU32;
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-use super::gntdev;
+use super::ioctl::forget;
 use super::wire::PAGE;
 
 /// Pages of a frontend, one after the other in this process. It may change them at any time.
@@ -36,7 +36,7 @@ impl Pages {
                 Ok(Pages { base, count, grants: Some((device, index)) })
             }
             Err(error) => {
-                gntdev::forget(&device, index, count);
+                forget(&device, index, count);
                 Err(error.into())
             }
         }
@@ -79,7 +79,7 @@ impl Drop for Pages {
         // callers), and references to words borrow `self`.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.count * PAGE) };
         if let Some((device, index)) = &self.grants {
-            gntdev::forget(device, *index, self.count);
+            forget(device, *index, self.count);
         }
     }
 }

@@ -5,7 +5,7 @@ use aes::cipher::generic_array::GenericArray;
 use aes::cipher::{BlockDecrypt, BlockEncrypt, BlockSizeUser};
 use aes::{Aes256Enc, Block};
 
-use super::cipher::{BLOCK, Sectors};
+use super::sectors::{BLOCK, Sectors};
 
 /// The initial vectors of sectors.
 fn vectors(sectors: &Sectors<'_>, enciphered: Option<&Aes256Enc>) -> Vec<Block> {

@@ -9,29 +9,15 @@ use sha2::{Digest, Sha256};
 use twofish::Twofish;
 use zeroize::Zeroizing;
 
+use super::sectors::{NUMBERED, Number, Sectors};
 use super::{Error, cbc, xts};
 use crate::SectorCipher;
-
-/// The unit that dm-crypt numbers sectors in, whatever their size.
-const NUMBERED: u64 = 512;
-pub(super) const BLOCK: usize = 16;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Aes,
     Serpent,
     Twofish,
-}
-
-/// How a sector's number becomes what tells it from others.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Number {
-    /// All 64 bits.
-    Plain64,
-    /// Its low 32 bits.
-    Plain,
-    /// All bits, enciphered by AES-256 with the SHA-256 of the key: of AES only, for others do that by themselves.
-    Essiv,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -172,26 +158,6 @@ pub struct Keyed {
     number: Number,
     sector_size: usize,
     first: u64,
-}
-
-/// Some sectors in a row, and the number of the first.
-pub(super) struct Sectors<'a> {
-    pub(super) bytes: &'a mut [u8],
-    pub(super) size: usize,
-    number: Number,
-    first: u64,
-}
-
-impl Sectors<'_> {
-    /// What tells a sector from others, as a block.
-    pub(super) fn number(&self, sector: usize) -> [u8; BLOCK] {
-        let more = (sector * self.size) as u64 / NUMBERED;
-        let number = match (self.number, self.first.wrapping_add(more)) {
-            (Number::Plain, number) => number & u64::from(u32::MAX),
-            (_, number) => number,
-        };
-        u128::from(number).to_le_bytes()
-    }
 }
 
 impl<D, T> Expanded<D, T>

@@ -6,7 +6,7 @@ use ringtap_io::{Io, LockedBytes};
 use uuid::{Builder, Uuid};
 
 use super::kdf::Effort;
-use super::{Encryption, Error, Hash, Header, KeyDigest, Keyslot, json, v1, v2};
+use super::{Encryption, Error, Hash, Header, KeyDigest, Keyslot, copies, json, v1, v2};
 use crate::{Container, Error as IoError, Secret, SectorCipher};
 
 /// What anti-forensic splitting makes of a key, in cryptsetup and by both specifications.
@@ -203,7 +203,7 @@ impl New {
                 payload
             }
             Version::Luks2 => {
-                keyslot.offset = 2 * v2::PLACES[0];
+                keyslot.offset = 2 * copies::PLACES[0];
                 PAYLOAD2
             }
         };

@@ -8,7 +8,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::value::RawValue;
 
 use super::kdf::Argon2Kind;
-use super::{Encryption, Error, Hash, Header, Kdf, KeyDigest, Keyslot, v2};
+use super::{Encryption, Error, Hash, Header, Kdf, KeyDigest, Keyslot, copies};
 
 /// As many keyslots, segments and digests as cryptsetup knows, of each.
 const MOST: usize = 32;
@@ -427,14 +427,14 @@ pub(crate) fn to_text(header: &Header, keyslot: &Keyslot) -> Result<String, Erro
         salt: binary(&keyslot.digest.salt),
         digest: binary(&keyslot.digest.digest),
     };
-    let copy = v2::PLACES[0];
+    let copy = copies::PLACES[0];
     let tables = Tables {
         keyslots: [(keyslot.index, slot)].into(),
         tokens: BTreeMap::new(),
         segments: [(0, segment)].into(),
         digests: [(0, digest)].into(),
         config: Sizes {
-            json_size: Decimal(copy - v2::BINARY_LEN as u64),
+            json_size: Decimal(copy - copies::BINARY_LEN as u64),
             keyslots_size: Decimal(header.payload_offset - 2 * copy),
         },
     };

@@ -6,6 +6,7 @@
 mod af;
 mod cbc;
 mod cipher;
+mod copies;
 mod create;
 mod error;
 mod hash;
@@ -14,6 +15,7 @@ mod image;
 mod json;
 mod kdf;
 mod keyslots;
+mod sectors;
 #[cfg(test)]
 mod tests;
 mod unlock;

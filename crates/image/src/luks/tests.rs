@@ -7,7 +7,7 @@ use ringtap_sim::{Disk, Sim};
 
 use super::{
     CreateOptions, Effort, Error, Hash, HeaderPlace, KeyslotChange, Version, change_keyslots,
-    create_header, json, parse, unlock_header, v2,
+    create_header, json, parse, unlock_header,
 };
 use crate::{Container, Secret, Traits};
 
@@ -85,14 +85,15 @@ fn luks1_fields_out_of_bounds_are_named() {
 /// A header with this change to its JSON, and the checksums of both copies right again.
 fn with_json(from: &str, to: &str) -> Vec<u8> {
     let mut bytes = header(Version::Luks2);
-    let len = v2::PLACES[0] as usize;
+    let len = super::copies::PLACES[0] as usize;
     for copy in bytes[..2 * len].chunks_exact_mut(len) {
-        let text =
-            String::from_utf8_lossy(&copy[v2::BINARY_LEN..]).trim_end_matches('\0').to_owned();
+        let text = String::from_utf8_lossy(&copy[super::copies::BINARY_LEN..])
+            .trim_end_matches('\0')
+            .to_owned();
         assert!(text.contains(from), "{from} is not in {text}");
         let text = text.replacen(from, to, 1);
-        copy[v2::BINARY_LEN..].fill(0);
-        copy[v2::BINARY_LEN..][..text.len()].copy_from_slice(text.as_bytes());
+        copy[super::copies::BINARY_LEN..].fill(0);
+        copy[super::copies::BINARY_LEN..][..text.len()].copy_from_slice(text.as_bytes());
         copy[448..512].fill(0);
         let mut digest = [0; 32];
         Hash::Sha256.digest(&[copy], &mut digest);

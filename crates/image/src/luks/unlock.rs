@@ -6,7 +6,7 @@ use ringtap_io::{Io, LockedBytes};
 
 use super::kdf::Spent;
 use super::v2::{Copy, Whole};
-use super::{Error, Header, Keyslot, MAGIC, first_bytes, v1, v2};
+use super::{Error, Header, Keyslot, MAGIC, copies, first_bytes, v1, v2};
 use crate::{Container, Error as IoError, Secret, SectorCipher};
 
 /// The longest header with its key material, as cryptsetup makes them.
@@ -18,7 +18,7 @@ pub fn parse(bytes: &[u8]) -> Result<Header, Error> {
         Ok(1) => v1::parse(bytes),
         Ok(2) | Err(Error::Magic { .. }) => {
             let first = v2::parse_copy(bytes, Copy::First, 0);
-            let second = second_places(first.as_ref().ok().and(bytes.get(..v2::BINARY_LEN)))
+            let second = second_places(first.as_ref().ok().and(bytes.get(..copies::BINARY_LEN)))
                 .into_iter()
                 .map(|place| {
                     let rest = usize::try_from(place).ok().and_then(|place| bytes.get(place..));
@@ -34,7 +34,7 @@ pub fn parse(bytes: &[u8]) -> Result<Header, Error> {
 /// Read the header at the beginning of a file or block device. Where one copy of a LUKS2 header is
 /// damaged, the other counts; neither is written to.
 pub async fn read_header(io: &Io, container: &Container) -> Result<Header, Error> {
-    let start = read(io, container, 0, v2::BINARY_LEN).await?;
+    let start = read(io, container, 0, copies::BINARY_LEN).await?;
     match version(&start) {
         Ok(1) => return v1::parse(&start),
         Ok(2) | Err(Error::Magic { .. }) => {}
@@ -47,7 +47,7 @@ pub async fn read_header(io: &Io, container: &Container) -> Result<Header, Error
     };
     let mut second = vec![];
     for place in second_places(first.as_ref().ok().map(|_| start.as_slice())) {
-        let binary = read(io, container, place, v2::BINARY_LEN).await?;
+        let binary = read(io, container, place, copies::BINARY_LEN).await?;
         second.push(match v2::copy_len(&binary, Copy::Second, place) {
             Ok(len) => {
                 let bytes = read(io, container, place, len as usize).await?;
@@ -70,7 +70,7 @@ pub(super) fn version(start: &[u8]) -> Result<u16, Error> {
 fn second_places(first: Option<&[u8]>) -> Vec<u64> {
     match first.map(|first| v2::copy_len(first, Copy::First, 0)) {
         Some(Ok(len)) => vec![len],
-        _ => v2::PLACES.to_vec(),
+        _ => copies::PLACES.to_vec(),
     }
 }
 

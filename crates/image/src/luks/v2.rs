@@ -1,14 +1,10 @@
 //! The header of LUKS2: a binary part and JSON, twice. Source: LUKS2 On-Disk Format Specification
 //! 1.1.1, sections 2 and 3.
 
+use super::copies::{BINARY_LEN, PLACES};
 use super::json;
 use super::{Error, Hash, Header, MAGIC, shown};
 
-/// Bytes of the binary part.
-pub(crate) const BINARY_LEN: usize = 4096;
-/// Where the second copy may lie, which is also the length of each.
-pub(crate) const PLACES: [u64; 9] =
-    [0x4000, 0x8000, 0x1_0000, 0x2_0000, 0x4_0000, 0x8_0000, 0x10_0000, 0x20_0000, 0x40_0000];
 const SECOND_MAGIC: &[u8; 6] = b"SKUL\xba\xbe";
 const LABEL_AT: usize = 24;
 const LABEL_LEN: usize = 48;

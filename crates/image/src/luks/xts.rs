@@ -5,7 +5,7 @@ use aes::cipher::consts::U16;
 use aes::cipher::generic_array::typenum::Unsigned;
 use aes::cipher::{BlockBackend, BlockClosure, BlockEncrypt, BlockSizeUser, ParBlocks};
 
-use super::cipher::{BLOCK, Sectors};
+use super::sectors::{BLOCK, Sectors};
 
 /// Sectors whose tweaks are made at once.
 const TOGETHER: usize = 32;

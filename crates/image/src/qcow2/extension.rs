@@ -1,6 +1,6 @@
 //! Header extensions (docs/interop/qcow2 of QEMU: "Header extensions").
 
-use super::header::HeaderError;
+use super::header_error::HeaderError;
 use crate::bytes::{be32, be64};
 
 /// The backing file's format, a string.

@@ -2,7 +2,8 @@
 
 use ringtap_io::Io;
 
-use super::header::{HeaderError, autoclear, incompatible};
+use super::header::{autoclear, incompatible};
+use super::header_error::HeaderError;
 use super::moment::Moment;
 use super::tool::{ToolError, failed};
 use super::{Header, check, extension};

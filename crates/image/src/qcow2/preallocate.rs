@@ -5,8 +5,7 @@ use std::ops::Range;
 use super::Crypt;
 use super::create::{Preallocation, fill};
 use super::header::{COPIED, ZERO};
-use super::resize::{read_l2, release, replace_l2};
-use super::rewrite::Rewrite;
+use super::rewrite::{Rewrite, read_l2, release, replace_l2};
 use super::tool::{ToolError, failed};
 use crate::Container;
 

@@ -15,7 +15,7 @@ use super::header::{
 };
 use super::offline::Offline;
 use super::preallocate::{lengthen, preallocate};
-use super::rewrite::Rewrite;
+use super::rewrite::{Rewrite, read_l2, release, replace_l2};
 use super::tool::{ToolError, failed};
 use super::{Crypt, snapshot_table};
 use crate::Container;
@@ -146,47 +146,6 @@ async fn first_to_place(
     let table = read_l2(rewrite, *entry).await?;
     let mut words = table.iter().skip(within as usize * words).take(words);
     Ok(if words.all(|word| *word == 0) { last } else { next })
-}
-
-/// The L2 table of an L1 entry, or zeros.
-pub(super) async fn read_l2(
-    rewrite: &Rewrite<'_, '_, '_>,
-    entry: u64,
-) -> Result<Vec<u64>, ToolError> {
-    let image = &rewrite.image;
-    match entry & OFFSET_MASK {
-        0 => Ok(vec![0; (image.cluster() / 8) as usize]),
-        offset if image.is_cluster(offset) => image.read_l2(offset).await,
-        offset => Err(image.corrupt(format!("an L1 entry points to {offset:#x}"))),
-    }
-}
-
-/// Put a changed L2 table in the place of the one that an L1 entry points to.
-pub(super) async fn replace_l2(
-    rewrite: &mut Rewrite<'_, '_, '_>,
-    entry: &mut u64,
-    new: &[u64],
-) -> Result<(), ToolError> {
-    if *entry & OFFSET_MASK != 0 {
-        rewrite.add(*entry & OFFSET_MASK, 1, -1).await?;
-    }
-    *entry = rewrite.put(table(new)).await? | COPIED;
-    Ok(())
-}
-
-/// One reference less to what an L2 entry points to.
-pub(super) async fn release(rewrite: &mut Rewrite<'_, '_, '_>, word: u64) -> Result<(), ToolError> {
-    if rewrite.image.header.has(incompatible::DATA_FILE) {
-        return Ok(());
-    }
-    if word & COMPRESSED != 0 {
-        let (offset, len) = rewrite.image.header.compressed_extent(word);
-        return rewrite.add(offset, len, -1).await;
-    }
-    match word & OFFSET_MASK {
-        0 => Ok(()),
-        offset => rewrite.add(offset, 1, -1).await,
-    }
 }
 
 /// Let go of clusters that nothing shows, as far as there are tables for them.

@@ -2,7 +2,7 @@
 
 use ringtap_io::Io;
 
-use super::image::{FULLY_PRESENT, PAGE, PLACE, STATE};
+use super::entry::{FULLY_PRESENT, PAGE, PLACE, STATE};
 use super::layout::Layout;
 use super::os;
 use crate::bytes::get;

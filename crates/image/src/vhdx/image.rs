@@ -5,17 +5,11 @@ use std::sync::{Arc, OnceLock};
 use ringtap_io::Io;
 
 use super::check::Served;
+use super::entry::{FULLY_PRESENT, PAGE, PLACE, STATE};
 use super::layout::Layout;
 use crate::bytes::get;
 use crate::qcow2::ToolError;
 use crate::{Boxed, Container, Discard, Error, Extent, Image, Info, OnlineCheck, Status};
-
-/// Entries of the table that are read together.
-pub(super) const PAGE: u64 = 512;
-pub(super) const STATE: u64 = 7;
-/// The bits of an entry that name a place, in whole MiB.
-pub(super) const PLACE: u64 = !((1 << 20) - 1);
-pub(super) const FULLY_PRESENT: u64 = 6;
 
 /// A VHDX. Clones are the same one.
 #[derive(Clone)]

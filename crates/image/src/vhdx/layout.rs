@@ -2,6 +2,7 @@
 
 use ringtap_io::Io;
 
+use super::header::Header;
 use super::log::{Changes, replay};
 use super::{bad, os};
 use crate::bytes::{get, put};
@@ -23,14 +24,6 @@ const LOGICAL_SECTOR: u128 = 0x8141_BF1D_A96F_4709_BA47_F233_A8FA_AB5F;
 const PHYSICAL_SECTOR: u128 = 0xCDA3_48C7_445D_4471_9CC9_E988_5251_C556;
 const PAGE_83: u128 = 0xBECA_12AB_B2E6_4523_93EF_C309_E000_C746;
 const PARENT_LOCATOR: u128 = 0xA8D3_5F2D_B30B_454D_ABF7_D3D8_4834_AB0C;
-
-/// What a header says.
-pub(super) struct Header {
-    sequence: u64,
-    pub(super) log_id: [u8; 16],
-    pub(super) log_len: u32,
-    pub(super) log_at: u64,
-}
 
 /// What is known of an image.
 pub(super) struct Layout {

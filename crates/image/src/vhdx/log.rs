@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ringtap_io::Io;
 
-use super::layout::Header;
+use super::header::Header;
 use super::{bad, os};
 use crate::bytes::{get, put};
 use crate::{Container, Error, OpenError};

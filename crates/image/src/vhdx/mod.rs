@@ -3,6 +3,8 @@
 //! A log that was not yet carried out is carried out in memory (`log.rs`); the file is not changed.
 
 mod check;
+mod entry;
+mod header;
 mod image;
 mod layout;
 mod log;
