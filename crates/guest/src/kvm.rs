@@ -5,12 +5,14 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::OnceLock;
 use std::time::Duration;
 
+use crate::appliance::Appliance;
 use crate::error::{Result, io};
 use crate::guest::link;
+use crate::pc::{PACKAGE, PROGRAM};
 use crate::process::{Group, find_program};
-use crate::qemu::{PACKAGE, PROGRAM};
 use crate::rundir::RunDir;
 
 /// Why guests do not run under KVM here.
@@ -53,8 +55,25 @@ impl NoKvm {
     }
 }
 
+/// Nothing where KVM really runs a kernel, else why it does not. Tried once in the life of a process.
+pub(crate) fn works(appliance: &Appliance) -> std::result::Result<(), NoKvm> {
+    static WORKS: OnceLock<std::result::Result<(), NoKvm>> = OnceLock::new();
+    let dir = appliance.initrd.parent().unwrap_or(Path::new("/tmp"));
+    let tried = || {
+        open(Path::new("/dev/kvm"))?;
+        let works = probe(&appliance.kernel.image, &dir.join("kvm")).unwrap_or(false);
+        if works { Ok(()) } else { Err(NoKvm::Hangs) }
+    };
+    WORKS.get_or_init(tried).clone()
+}
+
+/// `kvm` where it really runs a kernel, else `tcg`.
+pub(crate) fn accelerator(appliance: &Appliance) -> &'static str {
+    if works(appliance).is_ok() { "kvm" } else { "tcg" }
+}
+
 /// Opens the device as QEMU does.
-pub(crate) fn open(device: &Path) -> std::result::Result<(), NoKvm> {
+fn open(device: &Path) -> std::result::Result<(), NoKvm> {
     match fs::OpenOptions::new().read(true).write(true).open(device) {
         Ok(_) => Ok(()),
         Err(error) => Err(match error.kind() {
@@ -67,7 +86,7 @@ pub(crate) fn open(device: &Path) -> std::result::Result<(), NoKvm> {
 
 /// Boots the kernel alone: without a root it panics, and QEMU ends, within a second or so. Code
 /// that merely starts proves nothing; on some nested hosts firmware runs and a kernel hangs.
-pub(crate) fn probe(kernel: &Path, memo: &Path) -> Result<bool> {
+fn probe(kernel: &Path, memo: &Path) -> Result<bool> {
     const GIVEN: Duration = Duration::from_secs(6);
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let known = fs::read_to_string(memo).unwrap_or_default();

@@ -4,8 +4,9 @@
 use std::path::Path;
 use std::process::Command;
 
-use crate::appliance::Appliance;
-use crate::qemu::Qemu;
+/// QEMU's program, and the package that has it.
+pub(crate) const PROGRAM: &str = "qemu-system-x86_64";
+pub(crate) const PACKAGE: &str = "qemu-system-x86";
 
 /// A virtual PC.
 pub(crate) struct Pc<'a> {
@@ -44,9 +45,4 @@ impl Pc<'_> {
         command.args(["-device", "virtserialport,chardev=agent,name=ringtap.agent"]);
         command
     }
-}
-
-/// `kvm` where it really runs a kernel, else `tcg`.
-pub(crate) fn accelerator(appliance: &Appliance) -> &'static str {
-    if Qemu::kvm_works(appliance) { "kvm" } else { "tcg" }
 }

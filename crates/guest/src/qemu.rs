@@ -3,8 +3,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crate::appliance::{Appliance, Root};
@@ -12,14 +12,11 @@ use crate::error::{Error, Result, io};
 use crate::guest::{Guest, Launch, link};
 use crate::kernel::Machine;
 use crate::kvm::{self, NoKvm};
-use crate::pc::{self, Pc};
+use crate::pc::{PACKAGE, PROGRAM, Pc};
 use crate::process::{find_program, run_tool};
 use crate::rundir::RunDir;
 use crate::setup::{RAM, Share, root_script, share_script};
 use crate::uml::letter;
-
-pub(crate) const PROGRAM: &str = "qemu-system-x86_64";
-pub(crate) const PACKAGE: &str = "qemu-system-x86";
 
 /// QEMU's meanings of `cache=`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -300,14 +297,7 @@ impl Qemu {
     /// # Errors
     /// Why it does not.
     pub fn kvm(appliance: &Appliance) -> std::result::Result<(), NoKvm> {
-        static WORKS: OnceLock<std::result::Result<(), NoKvm>> = OnceLock::new();
-        let dir = appliance.initrd.parent().unwrap_or(Path::new("/tmp"));
-        let probe = || {
-            kvm::open(Path::new("/dev/kvm"))?;
-            let works = kvm::probe(&appliance.kernel.image, &dir.join("kvm")).unwrap_or(false);
-            if works { Ok(()) } else { Err(NoKvm::Hangs) }
-        };
-        WORKS.get_or_init(probe).clone()
+        kvm::works(appliance)
     }
 
     /// Ends the boot, and whatever waits for the guest later, with [`Error::Interrupted`] once the
@@ -350,7 +340,7 @@ impl Qemu {
             });
         }
         let program = find_program(PROGRAM, PACKAGE)?;
-        let accelerator = self.accelerator.unwrap_or_else(|| pc::accelerator(&self.appliance));
+        let accelerator = self.accelerator.unwrap_or_else(|| kvm::accelerator(&self.appliance));
         let files = RunDir::new()?;
         let dir = files.path();
         let (cpus, memory) = (self.cpus, self.whole_memory());

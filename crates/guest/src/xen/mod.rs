@@ -14,9 +14,10 @@ use crate::appliance::Appliance;
 use crate::error::{Error, Result};
 use crate::guest::{Guest, Launch, link};
 use crate::kernel::Machine;
-use crate::pc::{self, Pc};
+use crate::kvm;
+use crate::pc::{PACKAGE, PROGRAM, Pc};
 use crate::process::find_program;
-use crate::qemu::{Drive, PACKAGE, PROGRAM, advise};
+use crate::qemu::{Drive, advise};
 use crate::rundir::RunDir;
 use crate::setup::packed_root_script;
 use crate::uml::letter;
@@ -143,7 +144,7 @@ impl Xen {
             remedy: "build them with Machine::Xen and Machine::Domain".into(),
         })?;
         let program = find_program(PROGRAM, PACKAGE)?;
-        let accelerator = pc::accelerator(&self.first);
+        let accelerator = kvm::accelerator(&self.first);
         let files = RunDir::new()?;
         let dir = files.path().to_owned();
         let pc = Pc {
