@@ -20,7 +20,8 @@ mod vhost_user;
 mod worker;
 
 pub use args::{LoadArgs, Output, Rw, parse_size};
-pub use outcome::{Latency, Outcome, Verified};
+pub use outcome::{Latency, Outcome};
+pub use verify::Verified;
 
 use engine::Engine;
 use std::path::PathBuf;

@@ -1,5 +1,6 @@
 //! What a load measured, and how it is shown.
 
+use crate::verify::Verified;
 use crate::worker::Tally;
 use crate::{LoadArgs, Output};
 use hdrhistogram::Histogram;
@@ -35,27 +36,6 @@ impl Latency {
             p99: histogram.value_at_quantile(0.99),
             p999: histogram.value_at_quantile(0.999),
             max: histogram.max(),
-        }
-    }
-}
-
-/// What reading back found.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Verified {
-    /// Blocks compared, during the run and after it.
-    pub blocks: u64,
-    /// Blocks that held something else than was written last.
-    pub mismatches: u64,
-    /// Byte offset on the disk of the first difference.
-    pub first_mismatch: Option<u64>,
-}
-
-impl Verified {
-    pub(crate) fn and(self, other: Verified) -> Verified {
-        Verified {
-            blocks: self.blocks + other.blocks,
-            mismatches: self.mismatches + other.mismatches,
-            first_mismatch: self.first_mismatch.or(other.first_mismatch),
         }
     }
 }

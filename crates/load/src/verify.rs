@@ -1,10 +1,31 @@
 //! Knowing what every block must hold.
 
-use crate::outcome::Verified;
 use crate::pattern::Random;
+use serde::{Deserialize, Serialize};
 
 /// After a failed write the block may hold the old or the new content.
 const UNKNOWN: u32 = u32::MAX;
+
+/// What reading back found.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Verified {
+    /// Blocks compared, during the run and after it.
+    pub blocks: u64,
+    /// Blocks that held something else than was written last.
+    pub mismatches: u64,
+    /// Byte offset on the disk of the first difference.
+    pub first_mismatch: Option<u64>,
+}
+
+impl Verified {
+    pub(crate) fn and(self, other: Verified) -> Verified {
+        Verified {
+            blocks: self.blocks + other.blocks,
+            mismatches: self.mismatches + other.mismatches,
+            first_mismatch: self.first_mismatch.or(other.first_mismatch),
+        }
+    }
+}
 
 /// The content of each block of one queue's part of the disk, as this run left it.
 ///

@@ -1,9 +1,8 @@
 //! The load loop: one queue, one thread, its depth always full.
 
 use crate::engine::{Done, Engine, Op};
-use crate::outcome::Verified;
 use crate::pattern::{Blocks, Random};
-use crate::verify::Ledger;
+use crate::verify::{Ledger, Verified};
 use crate::{Error, LoadArgs, Rw};
 use hdrhistogram::Histogram;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
