@@ -10,8 +10,8 @@ use std::time::Duration;
 use rustix::fs::{FileType, Mode, OFlags, XattrFlags};
 use rustix::io::Errno;
 
-use crate::broker::{ask, ask_with, is_there};
 use crate::call::{Answer, Call, What};
+use crate::client::{ask, ask_with, is_there};
 use crate::holder::{self, Holder, Locked};
 use crate::maps;
 pub use crate::sockets::There;

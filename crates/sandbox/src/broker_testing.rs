@@ -3,7 +3,7 @@
 use std::fs::File;
 
 use super::*;
-use crate::call::FILES;
+use crate::call::{FILES, send};
 
 /// The broker of a server that has `socket`, `shown` and the image `null:1M` on its list.
 pub struct Desk {

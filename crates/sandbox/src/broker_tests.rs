@@ -5,6 +5,8 @@ use std::net::TcpListener;
 use std::os::unix::fs::symlink;
 use std::os::unix::net::{UnixDatagram, UnixListener};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::Instant;
 
 use super::*;
 

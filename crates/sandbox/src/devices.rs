@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::io::Errno;
 
-use crate::broker::ask;
 use crate::call::{Answer, Call, What, as_path};
+use crate::client::ask;
 
 /// What is wanted of the driver, or of a device's files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

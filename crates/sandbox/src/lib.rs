@@ -11,6 +11,7 @@ mod asker;
 mod broker;
 mod call;
 mod calls;
+mod client;
 mod devices;
 mod files;
 mod holder;
@@ -27,7 +28,8 @@ mod walls;
 
 #[doc(hidden)]
 pub use broker::testing;
-pub use broker::{Hooks, dismiss, is_there, restart, seal, start};
+pub use broker::{Hooks, restart, start};
+pub use client::{dismiss, is_there, seal};
 pub use devices::{DeviceAct, DeviceDone, DeviceWish, Devices, let_go};
 pub use files::{Files, everywhere_but_the_systems};
 pub use holder::Holder;

@@ -11,8 +11,8 @@ use std::process::{Child, Command, ExitStatus};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal};
 
-use crate::broker::{ask, ask_with, is_there};
 use crate::call::{Call, What};
+use crate::client::{ask, ask_with, is_there};
 
 /// What the broker ignores, and the next is not to.
 const IGNORED: [i32; 6] =

@@ -7,9 +7,9 @@ use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
 
-use crate::broker::{self, ask_with};
 use crate::call::{Call, What};
 use crate::calls::{self, Wanted};
+use crate::client::{self, ask_with};
 use crate::files::{self, Files, Held};
 use crate::{List, User, notifier, rights};
 
@@ -99,7 +99,7 @@ pub fn confine(walls: &Walls) -> Confined {
     let Needs { rings, network } = walls.needs;
     let none = || Err(io::Error::new(io::ErrorKind::NotFound, "it could not be started"));
     let owner = walls.user.as_ref().map(User::owner);
-    let told = if broker::is_there() { broker::tell(&walls.list, owner) } else { none() };
+    let told = if client::is_there() { client::tell(&walls.list, owner) } else { none() };
     let has_broker = tried("a broker", told);
     UP.store(true, SeqCst);
     tried("no_new_privs", rights::gain_nothing());
