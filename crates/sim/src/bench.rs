@@ -1,36 +1,9 @@
-//! The bench of every test of power cuts and kills: how a server ends, what is left, and what a guest may find then.
+//! The bench of every test of power cuts and kills: what is left when a server ends, and what a guest may find then.
 
 use std::cell::RefCell;
 use std::rc::Rc;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
-use crate::{Disk, Guest};
-
-/// How a server ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
-    /// The power goes: [`Disk::after_power_cut`].
-    PowerCut,
-    /// It is killed, and its guest lives on: [`Disk::after_kill`].
-    Kill,
-}
-
-impl End {
-    /// One or the other.
-    pub fn any(rng: &mut fastrand::Rng) -> End {
-        if rng.bool() { End::Kill } else { End::PowerCut }
-    }
-
-    /// What it leaves of memory that outlives a server, such as a restart log's.
-    pub fn leaves(self, memory: &[AtomicU64]) -> Arc<[AtomicU64]> {
-        let left = |word: &AtomicU64| match self {
-            End::PowerCut => AtomicU64::new(0),
-            End::Kill => AtomicU64::new(word.load(SeqCst)),
-        };
-        memory.iter().map(left).collect()
-    }
-}
+use crate::{Disk, End, Guest};
 
 /// A disk under test, and how it is served. Clones are of the same disk.
 pub trait Bench: Clone {

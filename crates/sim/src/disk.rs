@@ -6,11 +6,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ringtap_io::{File, Wall, Witness};
 
-use crate::End;
+use crate::end::End;
 use crate::medium::{Bad, Cell, Kind, Lacks, Medium, Style};
 use crate::pipe::{Event, Socket};
 use crate::versions::OpId;
-use crate::watched::BEGINNING;
+
+/// When the simulated world begins.
+const BEGINNING: Wall = 1_790_000_000_000_000_000;
 
 /// Everything that keeps bytes, and the faults it was told to have. Clones are the same disk.
 ///

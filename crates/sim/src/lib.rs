@@ -38,6 +38,7 @@
 mod begin;
 mod bench;
 mod disk;
+mod end;
 mod guest;
 mod history;
 mod medium;
@@ -54,16 +55,17 @@ mod trials;
 mod versions;
 mod watched;
 
-pub use bench::{Bench, End, Ends};
+pub use bench::{Bench, Ends};
 pub use disk::{Disk, Fault, Refuses};
+pub use end::End;
 pub use guest::{Ask, Device, Failure, Guest, Promise, Wrong, random_asks};
 pub use history::{Token, Violation};
 pub use medium::Lacks;
 pub use model::Model;
-pub use queues::{alone, hear_of_cut, queues, read_all, turn_all};
+pub use queues::{hear_of_cut, queues, read_all, turn_all};
 pub use reactor::{Chances, Lie, PowerCut, Sim, Stuck, is_power_cut, is_stuck};
 pub use remote::{Befell, Lapse, RemoteDisk, Weather};
-pub use run::Run;
+pub use run::{Run, alone};
 pub use stamp::{Garbled, SECTOR, stamp, stamps};
 pub use trials::{all_well, caught, seeds};
 pub use watched::Saved;

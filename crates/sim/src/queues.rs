@@ -2,19 +2,11 @@
 
 use ringtap_io::{Io, Tasks};
 
-use crate::{Ask, Device, Disk, Run, SECTOR, Sim, is_power_cut};
+use crate::{Ask, Device, Disk, SECTOR, Sim, is_power_cut};
 
 /// Queues of a disk, each of whose orders follows from the seed in its own way.
 pub fn queues(disk: &Disk, seed: u64, count: u64) -> Vec<Tasks> {
     (0..count).map(|queue| Tasks::new(Box::new(Sim::new(disk, seed ^ (queue << 32))))).collect()
-}
-
-/// Run one task to its end on a queue of its own.
-///
-/// # Panics
-/// Where the power is cut meanwhile, or the task waits for what nobody does.
-pub fn alone<T: 'static>(disk: &Disk, seed: u64, task: impl AsyncFnOnce(Io) -> T + 'static) -> T {
-    Run::new(disk, seed).task(move |io| async move { task(io).await })
 }
 
 /// All that a device of so many sectors shows.

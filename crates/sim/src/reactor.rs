@@ -4,8 +4,7 @@ use std::io;
 
 use ringtap_io::{File, Key, Mem, Op, Reactor, Time};
 
-use crate::Disk;
-use crate::disk::{State, Thing};
+use crate::disk::{Disk, State, Thing};
 use crate::medium::Piece;
 use crate::versions::OpId;
 use crate::watched::Watched;
@@ -164,7 +163,7 @@ pub struct Sim {
     pub(crate) flights: Vec<Flight>,
     pub(crate) now: Time,
     told: bool,
-    pub(crate) watched: Watched,
+    watched: Watched,
 }
 
 impl Sim {
@@ -382,7 +381,7 @@ impl Reactor for Sim {
         }
         state.turns += 1;
         self.now += self.rng.u64(1_000..20_000);
-        self.note_begun(&mut state, submit);
+        self.watched.begun(&mut state, submit);
         for (key, op) in submit.drain(..) {
             state.stamp(&op);
             self.begin(&mut state, key, op, done);
@@ -411,7 +410,7 @@ impl Reactor for Sim {
                 return Err(io::Error::other(Stuck { waiting }));
             }
         }
-        self.note_ended(&state, done);
+        self.watched.ended(&state, done);
         Ok(())
     }
 

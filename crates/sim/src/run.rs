@@ -88,3 +88,11 @@ impl Run {
         tasks.block_on(task).expect("the simulation runs")
     }
 }
+
+/// Run one task to its end on a queue of its own.
+///
+/// # Panics
+/// Where the power is cut meanwhile, or the task waits for what nobody does.
+pub fn alone<T: 'static>(disk: &Disk, seed: u64, task: impl AsyncFnOnce(Io) -> T + 'static) -> T {
+    Run::new(disk, seed).task(move |io| async move { task(io).await })
+}

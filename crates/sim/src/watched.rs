@@ -5,13 +5,9 @@ use std::sync::Arc;
 
 use ringtap_io::{File, Key, Op, Wall, Watch, Witness};
 
-use crate::Disk;
-use crate::disk::State;
+use crate::disk::{Disk, State};
 use crate::medium::Medium;
-use crate::reactor::Sim;
 
-/// When the simulated world begins.
-pub(crate) const BEGINNING: Wall = 1_790_000_000_000_000_000;
 /// A turn takes so long.
 const TURN: Wall = 1_000_000;
 /// And an operation.
@@ -40,36 +36,37 @@ fn change(op: &Op) -> Option<(File, u64, bool)> {
     }
 }
 
-impl Sim {
+impl Watched {
     /// Note what is about to begin, as a reactor does that may be killed any time after.
-    pub(crate) fn note_begun(&mut self, state: &mut State, ops: &[(Key, Op)]) {
+    pub(crate) fn begun(&mut self, state: &mut State, ops: &[(Key, Op)]) {
         state.clock += TURN;
         let now = state.clock;
         for (key, op) in ops {
             let Some((file, bytes, write)) = change(op) else { continue };
             let Some(witness) = state.witness(file) else { continue };
             let slot = file.slot();
-            let known = self.watched.files.get(&slot);
+            let known = self.files.get(&slot);
             if known.is_none_or(|(known, _)| !Arc::ptr_eq(known, &witness)) {
-                self.watched.files.insert(slot, (witness.clone(), Watch::new(witness)));
+                self.files.insert(slot, (witness.clone(), Watch::new(witness)));
             }
-            let Some((_, watch)) = self.watched.files.get_mut(&slot) else { continue };
+            let Some((_, watch)) = self.files.get_mut(&slot) else { continue };
             if watch.is_started() {
-                self.watched.in_flight.insert(*key, (slot, watch.begin(bytes), write));
+                self.in_flight.insert(*key, (slot, watch.begin(bytes), write));
             }
         }
-        self.watched.files.values_mut().for_each(|(_, watch)| watch.settle_begun(now));
+        self.files.values_mut().for_each(|(_, watch)| watch.settle_begun(now));
     }
 
-    pub(crate) fn note_ended(&mut self, state: &State, done: &[(Key, i32)]) {
+    /// Note what has ended.
+    pub(crate) fn ended(&mut self, state: &State, done: &[(Key, i32)]) {
         for (key, result) in done {
-            let Some((slot, era, write)) = self.watched.in_flight.remove(key) else { continue };
-            if let Some((_, watch)) = self.watched.files.get_mut(&slot) {
+            let Some((slot, era, write)) = self.in_flight.remove(key) else { continue };
+            if let Some((_, watch)) = self.files.get_mut(&slot) {
                 watch.end(era, (write && *result > 0).then_some(*result as u64));
             }
         }
         let now = state.clock;
-        self.watched.files.values_mut().for_each(|(_, watch)| watch.settle_ended(now));
+        self.files.values_mut().for_each(|(_, watch)| watch.settle_ended(now));
     }
 }
 
