@@ -303,7 +303,7 @@ pub fn measure(case: Case, ways: &[Way], sources: &Sources, rounds: usize) -> Re
                 }
                 Err(error) => {
                     interrupt::check()?;
-                    missing[index] = Some(crate::report::reason(&error));
+                    missing[index] = Some(crate::experiment::reason(&error));
                 }
             }
         }

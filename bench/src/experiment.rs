@@ -44,6 +44,11 @@ pub struct Failure {
     pub reason: String,
 }
 
+/// Why something could not be measured, on the one line that it has in a table.
+pub fn reason(error: &anyhow::Error) -> String {
+    format!("{error:#}").replace('\n', " | ")
+}
+
 /// What all the rounds gave.
 #[derive(Debug, Default)]
 pub struct Results {
@@ -120,7 +125,7 @@ impl Experiment<'_> {
                             }
                             Err(error) => {
                                 bar.suspend(|| eprintln!("{}, {}: {error:#}", line.name, arm.name));
-                                results.fail(arm, line, crate::report::reason(&error));
+                                results.fail(arm, line, reason(&error));
                             }
                         }
                     }

@@ -258,11 +258,6 @@ pub fn show(ratio: Ratio) -> String {
     }
 }
 
-/// Why something could not be measured, on the one line that it has in a table.
-pub fn reason(error: &anyhow::Error) -> String {
-    format!("{error:#}").replace('\n', " | ")
-}
-
 fn number(value: f64) -> String {
     match value {
         v if v.is_nan() => "-".into(),

@@ -69,7 +69,7 @@ fn main() -> Result<ExitCode> {
             Err(error) => missing.extend(names.into_iter().map(|line| Missing {
                 line,
                 arm: "new and old".into(),
-                reason: ringtap_bench::report::reason(&error),
+                reason: ringtap_bench::experiment::reason(&error),
             })),
         }
     }

@@ -250,7 +250,7 @@ impl Guard<'_> {
                         missing.extend(names.iter().map(|line| Missing {
                             line: line.clone(),
                             arm: arm.clone(),
-                            reason: crate::report::reason(&error),
+                            reason: crate::experiment::reason(&error),
                         }));
                         continue;
                     }
