@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use crate::remote::Host;
-use crate::report::gate::Limit;
+use crate::remote::address::Host;
+use crate::report::limit::Limit;
 
 /// How a result is printed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]

@@ -10,7 +10,6 @@ use serde::{Deserialize, Serialize};
 
 use super::ringtap::{READY, nbd_access};
 use super::{Access, Backend, Context, Entry, Reach, Served, vm};
-use crate::cli::CompareArgs;
 use crate::env::{Env, Missing};
 use crate::error::{Error, Result};
 use crate::process::{self, Server};
@@ -203,34 +202,6 @@ pub fn read(path: &Path) -> Result<Vec<Own>> {
         Error::Plan(format!("catalogue {} line {line}: {}", path.display(), error.message()))
     })?;
     Ok(file.backend)
-}
-
-/// The ways that the flags and the catalogues that they name add.
-pub fn of(args: &CompareArgs) -> Result<Vec<Own>> {
-    let mut list: Vec<Own> = Vec::new();
-    let mut add = |kind: &str, set: &dyn Fn(&mut Own)| {
-        let same = list.iter().filter(|own| own.name.starts_with(kind)).count();
-        let name = if same == 0 { kind.to_owned() } else { format!("{kind}-{}", same + 1) };
-        let mut own = Own { overwrite: args.overwrite, ..Own::named(name) };
-        set(&mut own);
-        list.push(own);
-    };
-    args.image.iter().for_each(|path| add("my-image", &|own| own.image = Some(path.clone())));
-    args.device.iter().for_each(|path| add("my-device", &|own| own.device = Some(path.clone())));
-    args.nbd_uri.iter().for_each(|uri| add("my-nbd", &|own| own.nbd_uri = Some(uri.clone())));
-    args.vhost_user
-        .iter()
-        .for_each(|path| add("my-vhost", &|own| own.vhost_user = Some(path.clone())));
-    args.qemu.iter().for_each(|text| add("my-qemu", &|own| own.qemu = Some(text.clone())));
-    for path in &args.catalogue {
-        list.extend(read(path)?);
-    }
-    for (at, own) in list.iter().enumerate() {
-        if list[..at].iter().any(|other| other.name == own.name) {
-            return Err(Error::Plan(format!("backend {:?} is given twice", own.name)));
-        }
-    }
-    Ok(list)
 }
 
 fn bytes_of(path: &Path) -> Result<u64> {

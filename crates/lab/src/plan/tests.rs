@@ -243,10 +243,10 @@ fn every_published_load_shows_whether_it_could_show_a_difference() {
 fn every_published_comparison_has_a_control() {
     let plan = plan("published --dir /tmp").unwrap();
     for &stage in &plan.stages {
-        let mut arms: Vec<crate::run::Running> = plan
+        let mut arms: Vec<crate::run::running::Running> = plan
             .entries(stage)
             .into_iter()
-            .map(|entry| crate::run::Running {
+            .map(|entry| crate::run::running::Running {
                 name: entry.name.into(),
                 entry,
                 workloads: plan

@@ -1,6 +1,7 @@
 //! `ringtap compare --on ssh://HOST`: the lab on another machine. `ringtap`, the lab and the files that the options name are
 //! copied to a folder there, the lab runs in it, and the run's folder comes back; the folder there is removed.
 
+pub mod address;
 mod words;
 
 use std::ffi::OsString;
@@ -8,7 +9,6 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{ChildStdin, Command, ExitStatus, Stdio};
-use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -17,6 +17,7 @@ use crate::error::{Error, Result};
 use crate::process::{self, Group};
 use crate::run::folder;
 use crate::stop::Stop;
+use address::Host;
 use words::quoted;
 
 /// The lab's binary there.
@@ -31,36 +32,6 @@ const END: Duration = Duration::from_secs(120);
 /// An ssh that was told to end may have a terminal to put right.
 const GRACE: Duration = Duration::from_secs(2);
 const TICK: Duration = Duration::from_millis(50);
-
-/// Where the lab is to run.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Host {
-    /// As ssh takes it: `user@name`.
-    name: String,
-    port: Option<u16>,
-}
-
-impl FromStr for Host {
-    type Err = String;
-
-    fn from_str(uri: &str) -> Result<Host, String> {
-        let wrong = |why| format!("{uri:?} {why}: write ssh://[USER@]HOST[:PORT]");
-        let rest = uri.strip_prefix("ssh://").ok_or_else(|| wrong("is no ssh URI"))?;
-        let rest = rest.strip_suffix('/').unwrap_or(rest);
-        // An IPv6 address stands in brackets, its colons are no port's.
-        let (name, port) = match rest.rsplit_once(':') {
-            Some((name, port)) if !port.contains(']') => {
-                (name, Some(port.parse().map_err(|_| wrong("has no port that is a number"))?))
-            }
-            _ => (rest, None),
-        };
-        let name = name.replace(['[', ']'], "");
-        if name.is_empty() || name.starts_with('-') || name.contains(['/', ' ']) {
-            return Err(wrong("names no host"));
-        }
-        Ok(Host { name, port })
-    }
-}
 
 /// How it ended there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -410,30 +381,5 @@ fn wait(mut group: Group, limit: Duration, stop: &Stop) -> Result<ExitStatus> {
             return Err(Error::Plan(format!("ssh did not end within {} s", limit.as_secs())));
         }
         std::thread::sleep(TICK);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn host(name: &str, port: Option<u16>) -> Host {
-        Host { name: name.into(), port }
-    }
-
-    #[test]
-    fn hosts_are_named_by_uri() {
-        for (uri, expected) in [
-            ("ssh://lab", host("lab", None)),
-            ("ssh://root@lab:2222/", host("root@lab", Some(2222))),
-            ("ssh://[::1]:22", host("::1", Some(22))),
-            ("ssh://root@[fe80::1%eth0]", host("root@fe80::1%eth0", None)),
-        ] {
-            assert_eq!(uri.parse(), Ok(expected), "{uri}");
-        }
-        for bad in ["lab", "ssh://", "ssh://-oProxyCommand=x", "ssh://lab:x", "ssh://lab/folder"] {
-            let error = bad.parse::<Host>().unwrap_err();
-            assert!(error.contains("write ssh://[USER@]HOST[:PORT]"), "{error}");
-        }
     }
 }

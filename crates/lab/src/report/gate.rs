@@ -1,32 +1,10 @@
 //! `report --fail-if-worse`: whether a change is bad enough to stop a build.
 
-use std::str::FromStr;
-
 use serde::Serialize;
 
 use super::change::{Change, Comparison, Only};
 use super::format;
-
-/// How much worse something may become, as a share.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct Limit(f64);
-
-impl FromStr for Limit {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Limit, String> {
-        let percent: f64 = text
-            .strip_suffix('%')
-            .unwrap_or(text)
-            .trim()
-            .parse()
-            .map_err(|_| format!("{text:?} is no share: write 5% or 5"))?;
-        if !(0.0..100.0).contains(&percent) {
-            return Err(format!("{text:?} is no share from 0% to below 100%"));
-        }
-        Ok(Limit(percent / 100.0))
-    }
-}
+use super::limit::Limit;
 
 /// What a limit found in a comparison of two runs.
 #[derive(Clone, Debug, PartialEq, Serialize)]

@@ -5,7 +5,8 @@ use quick_junit::{NonSuccessKind, TestCase, TestCaseStatus, TestSuite};
 use super::analysis::Analysis;
 use super::change::Comparison;
 use super::format;
-use super::gate::{self, Limit};
+use super::gate;
+use super::limit::Limit;
 use crate::sample::{Metric, Stage, Value};
 
 /// A run: what failed fails, what could not run is skipped, the medians stand in the output.

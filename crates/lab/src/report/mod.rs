@@ -18,6 +18,7 @@ pub mod gate;
 pub mod junit;
 mod latency;
 pub mod ledger;
+pub mod limit;
 pub mod lines;
 pub mod markdown;
 pub mod openmetrics;

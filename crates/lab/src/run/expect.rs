@@ -1,9 +1,9 @@
 //! How long a plan is expected to take, from what its parts took on two busy cores of 2.5 GHz.
 
-use super::Running;
+use super::running::Running;
 use crate::plan::Plan;
 use crate::sample::Stage;
-use crate::stage::{self, TRANSLATED};
+use crate::stage::{self, kind::TRANSLATED};
 use crate::workload::{Workload, rated};
 
 /// Bytes a second at which disks are written, synced and converted.

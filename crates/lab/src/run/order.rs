@@ -4,7 +4,7 @@ use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
 
-use super::Running;
+use super::running::Running;
 
 /// Puts first the first of those arms that most loads run on: it is the reference and runs twice, and a load that it does not run
 /// has no control, and no answer.

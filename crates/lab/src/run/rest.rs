@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use super::Running;
 use super::folder::{self, State};
+use super::running::Running;
 use crate::cli::CompareArgs;
 use crate::error::{Error, Result};
 use crate::plan::Plan;

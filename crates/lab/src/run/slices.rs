@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use super::Running;
+use super::running::Running;
 use crate::plan::Plan;
 
 /// The first rounds are measured as the plan says, and looked at; then the parts stay.

@@ -1,8 +1,8 @@
 //! A plan that is to fit into a time: the loads that take longest are left out.
 
-use super::Running;
 use super::expect::{expected, seconds};
 use super::folder::Skip;
+use super::running::Running;
 use crate::env::Missing;
 use crate::plan::Plan;
 use crate::sample::Stage;

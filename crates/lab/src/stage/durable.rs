@@ -15,7 +15,8 @@ use crate::backend::{Access, Image, Inner};
 use crate::error::{Error, Result};
 use crate::process;
 use crate::run::meter;
-use crate::run::{Place, Runner, Running};
+use crate::run::runner::{Place, Runner};
+use crate::run::running::Running;
 use crate::sample::Stage;
 use crate::stop::Stop;
 use crate::workload::fio::Target;
@@ -87,9 +88,6 @@ pub fn pass(runner: &mut Runner<'_>, stage: Stage, arms: &[Running]) -> Result<(
     let Some(workload) = workload::find("durability").filter(|_| !arms.is_empty()) else {
         return Ok(());
     };
-    if !super::of(stage).counts_beforehand() {
-        return Ok(());
-    }
     runner.progress.say(&format!("{stage}  counting flushes"));
     let probe = Probe::make(runner, bytes)?;
     let result = match stage.is_of_host() {

@@ -12,15 +12,16 @@ use ringtap_guest::{Guest as Machine, Qemu};
 
 use super::boot::{self, Attached, OVERHEAD, PC_MEMORY, UML_MEMORY, disk_bytes};
 use super::inside::{self, Shell};
+use super::kind::{Prepared, Stage, TRANSLATED, Words, of_itself};
 use crate::backend::{Entry, Image, Inner, Reach, SECRET, own};
 use crate::env::{Env, Missing};
 use crate::error::{Error, Result};
 use crate::plan::Plan;
 use crate::process;
+use crate::run::runner::{Place, Runner};
+use crate::run::running::Running;
 use crate::run::scratch::settle;
-use crate::run::{Place, Runner, Running};
 use crate::sample::Stage as Name;
-use crate::stage::{Prepared, Stage, TRANSLATED, Words, of_itself};
 use crate::stop::Stop;
 use crate::workload::{Client, Settings, Workload, fio, rated};
 

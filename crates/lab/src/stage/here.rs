@@ -10,7 +10,7 @@ use crate::backend::ceph::IMAGE;
 use crate::env::Env;
 use crate::error::{Error, Result};
 use crate::process;
-use crate::run::Mark;
+use crate::run::mark::Mark;
 use crate::stop::Stop;
 use crate::workload::fio::{Job, Target};
 use crate::workload::machine::{Files, Logged, Machine, Tool};

@@ -5,6 +5,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::here::{self, Disk, Here};
+use super::kind::{Prepared, Stage, Words, of_itself};
 use crate::backend::ceph::{Cluster, FOLDER};
 use crate::backend::volume::BESIDE;
 use crate::backend::{Access, Entry, Inner, Reach, kernelnbd, volume};
@@ -12,11 +14,10 @@ use crate::env::{Env, Missing};
 use crate::error::{Error, Result};
 use crate::plan::Plan;
 use crate::process;
+use crate::run::runner::{Place, Runner};
+use crate::run::running::Running;
 use crate::run::scratch::settle;
-use crate::run::{Place, Runner, Running};
 use crate::sample::Stage as Name;
-use crate::stage::here::{self, Disk, Here};
-use crate::stage::{Prepared, Stage, Words, of_itself};
 use crate::stop::Stop;
 use crate::workload::fio::Target;
 use crate::workload::{Client, Settings, Workload, rated};

@@ -8,8 +8,9 @@ use ringtap_guest::{Guest, standby};
 
 use crate::error::{Error, Result};
 use crate::process;
+use crate::run::mark::Mark;
+use crate::run::meter;
 use crate::run::scratch::settle;
-use crate::run::{Mark, meter};
 use crate::sample::Layer;
 use crate::stop::Stop;
 use crate::workload::fio::{Job, Target};

@@ -10,16 +10,19 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use ringtap_guest::fio::Report;
 
 use super::host::SERVING;
-use super::{Prepared, Stage, Words, guest, of_itself};
+use super::kind::{Prepared, Stage, Words, of_itself};
+use super::{boot, guest};
 use crate::backend::volume::BESIDE;
 use crate::backend::{Access, Context, Entry, Image, Reach, Served, volume};
 use crate::env::{Env, Missing};
 use crate::error::{Error, Result};
 use crate::plan::Plan;
 use crate::process::{self, Server};
+use crate::run::mark::Mark;
 use crate::run::meter::{Meter, Who};
+use crate::run::runner::{Place, Runner};
+use crate::run::running::Running;
 use crate::run::scratch::{settle, wait_unlocked};
-use crate::run::{Mark, Place, Runner, Running};
 use crate::sample::Stage as Name;
 use crate::stop::Stop;
 use crate::workload::fio::{Job, escape};
@@ -37,7 +40,7 @@ pub fn room(size: u64, arms: &[Running]) -> u64 {
     let overlays = any(|arm| matches!(arm.entry.backend.image(), Image::Overlay(_)));
     let snapshots = any(|arm| arm.entry.backend.inner().is_snapshot());
     2 * size
-        + if overlays { 2 * (size + super::boot::OVERHEAD) } else { 0 }
+        + if overlays { 2 * (size + boot::OVERHEAD) } else { 0 }
         + if snapshots { 2 * (size + BESIDE) } else { 0 }
 }
 

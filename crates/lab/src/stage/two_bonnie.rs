@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::inside::{PLACE, Shell, mount};
-use super::two_guests::Pair;
+use super::pair::Pair;
 use crate::error::{Error, Result};
 use crate::stop::Stop;
 use crate::workload::two::{self, LEAST_OVERLAP};

@@ -11,16 +11,19 @@ use ringtap_guest::fio::Report;
 use super::boot::Attached;
 use super::guest::{self, Part, remember_accelerator};
 use super::inside::{Shell, fio_line};
+use super::kind::{Prepared, Stage, TRANSLATED, Words, of_itself};
+use super::pair::Pair;
 use super::two_bonnie;
-use super::{Prepared, Stage, TRANSLATED, Words, of_itself};
 use crate::backend::Entry;
 use crate::env::{Env, Missing};
 use crate::error::{Error, Result};
 use crate::plan::Plan;
 use crate::process;
+use crate::run::mark::Mark;
 use crate::run::meter::Who;
+use crate::run::runner::{Place, Runner};
+use crate::run::running::Running;
 use crate::run::track::Track;
-use crate::run::{Mark, Place, Runner, Running};
 use crate::sample::Stage as Name;
 use crate::stop::Stop;
 use crate::workload::two::{self, LEAST_OVERLAP, Load, Shape};
@@ -118,22 +121,6 @@ impl Stage for InTwo {
 pub struct TwoGuests {
     stage: Name,
     disks: Vec<(String, [PathBuf; 2])>,
-}
-
-/// Two guests, and a disk of each.
-pub struct Pair<'a> {
-    /// The guests.
-    pub machines: [&'a Machine; 2],
-    /// Their block devices.
-    pub devices: [&'a str; 2],
-    /// Whose CPU time is that of the path.
-    pub who: Who,
-    /// By how many milliseconds each guest's clock is ahead of this machine's.
-    pub ahead: [f64; 2],
-    /// How long before their common start they are told of it.
-    pub notice: Duration,
-    /// What comes before each load, alone or beside the other.
-    pub ready: &'a dyn Fn() -> Result<()>,
 }
 
 impl TwoGuests {

@@ -5,7 +5,8 @@ use std::process::{Command, Output, Stdio};
 
 use quick_junit::{Report, TestCase, TestCaseStatus};
 use ringtap_lab::report::change::{self, Comparison};
-use ringtap_lab::report::gate::{self, Gate, Limit};
+use ringtap_lab::report::gate::{self, Gate};
+use ringtap_lab::report::limit::Limit;
 use ringtap_lab::report::{Analysis, junit, openmetrics};
 use ringtap_lab::run::folder::State;
 use ringtap_lab::sample::{Metric, Sample};

@@ -17,17 +17,18 @@ use std::process::Command;
 use std::time::Duration;
 
 use super::guest::{fail_all, remember, remember_accelerator};
-use super::two_bonnie;
-use super::two_guests::{self, Pair};
-use super::{Prepared, boot, durable, inside};
+use super::kind::Prepared;
+use super::pair::Pair;
+use super::{boot, durable, inside, two_bonnie, two_guests};
 use crate::backend::xen::{Image, Seat, Way};
 
 use crate::error::{Error, Result};
 use crate::plan::Plan;
 use crate::process;
 use crate::run::meter::Who;
+use crate::run::runner::{Place, Runner};
+use crate::run::running::Running;
 use crate::run::scratch::settle;
-use crate::run::{Place, Runner, Running};
 use crate::sample::{Layer, Stage as Name};
 use crate::stop::Stop;
 use crate::workload::fio::Target;

@@ -5,9 +5,10 @@ use crate::backend::Entry;
 use crate::env::{Env, Missing};
 use crate::error::Result;
 use crate::plan::Plan;
-use crate::run::{Runner, Running};
+use crate::run::runner::Runner;
+use crate::run::running::Running;
 use crate::sample::Stage as Name;
-use crate::stage::{Prepared, Stage, TRANSLATED, Words};
+use crate::stage::kind::{Prepared, Stage, TRANSLATED, Words};
 use crate::workload::{Client, Settings, Workload};
 
 /// Why nothing can run on this stage.
