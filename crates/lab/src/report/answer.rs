@@ -1,9 +1,10 @@
 //! The usual question's answer in one sentence, which page and console share.
 
-use super::analysis::{Analysis, Row};
+use super::analysis::Analysis;
 use super::format;
 use super::page::names;
 use super::ranking::{self, Group};
+use super::row::Row;
 use crate::plan::quick;
 use crate::run::folder::Arm;
 use crate::stats::Decision;

@@ -2,8 +2,9 @@
 //! it was not: one table over all stages.
 
 use super::analysis::Analysis;
-use super::findings::Table;
-use super::{findings, format, ranking};
+use super::finding::Table;
+use super::medians::with_ends;
+use super::{format, ranking};
 use crate::backend::{self, Inner};
 use crate::run::folder::Arm;
 use crate::sample::Metric;
@@ -50,9 +51,8 @@ pub fn table(analysis: &Analysis) -> Option<Table> {
         .iter()
         .filter(|arm| !ranking::is_twin(arm))
         .filter_map(|arm| {
-            let cell = |workload, metric| {
-                findings::with_ends(analysis, arm.stage, &arm.name, workload, metric)
-            };
+            let cell =
+                |workload, metric| with_ends(analysis, arm.stage, &arm.name, workload, metric);
             let throughput = cell(THROUGHPUT, Metric::Bandwidth);
             let latency = cell(LATENCY, Metric::TimePerOp);
             if throughput.is_none() && latency.is_none() {

@@ -377,7 +377,7 @@ pub fn sum(changes: &[Change]) -> String {
 pub fn markdown(before: &Analysis, after: &Analysis, comparison: &Comparison) -> String {
     let mut text = String::from("# Before and after\n\n");
     for (name, run) in [("Before", before), ("After", after)] {
-        let state = super::state_in_words(run);
+        let state = super::words::state_in_words(run);
         let _ = writeln!(text, "{name}: {} ({}; {state}).", run.run.began, run.run.host.kernel);
     }
     let _ = writeln!(text, "\n{}\n", sum(&comparison.changes));

@@ -1,36 +1,17 @@
 //! bonnie++ column by column: Ringtap beside the best of all, and why the one is not the other.
 
-use serde::Serialize;
-
-use super::analysis::{Analysis, Row};
+use super::analysis::Analysis;
 use super::claims::VM;
+use super::column::Column;
 use super::format;
 use super::ranking::{self, Group};
-use crate::sample::{Metric, Stage, Value};
+use super::row::Row;
+use crate::sample::{Metric, Stage};
 use crate::stats::Decision;
 use crate::workload::{self, bonnie};
 
 const OURS: &str = "ringtap-vhost";
 const SAME_WIRE: &str = "qsd-vhost";
-
-/// A bonnie++ column: the best backend of all, Ringtap, and why the one is not the other.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Column {
-    /// Where.
-    pub stage: Stage,
-    /// Which way bonnie++ ran.
-    pub workload: &'static str,
-    /// The column.
-    pub metric: Metric,
-    /// The best backend and its median, cached ones too.
-    pub best: Option<(String, Value)>,
-    /// Ringtap's median.
-    pub ours: Option<Value>,
-    /// Ringtap by the best, with its 95 % interval.
-    pub ratio: Option<(f64, Option<(f64, f64)>)>,
-    /// The answer in words.
-    pub words: String,
-}
 
 /// bonnie++'s columns on each stage inside a guest, with Ringtap beside the best of all.
 pub fn columns(analysis: &Analysis) -> Vec<Column> {

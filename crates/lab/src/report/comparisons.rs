@@ -1,80 +1,16 @@
 //! Every pair of arms that a report shows, with its answer. The answers come from [`decision::family`] and from nowhere
 //! else: the comparisons of a question are decided together, all others are exploratory.
 
-use serde::Serialize;
-
 use super::analysis::{Analysis, reference, workloads};
 use super::ranking;
+use super::row::{Floor, Row};
 use crate::backend;
 use crate::plan::question::Primary;
 use crate::run::folder::Record;
-use crate::sample::{Metric, Stage, Value, twin};
+use crate::sample::{Metric, Stage, twin};
 use crate::stats::decision::{self, Control, Decision, Member, Sensitivity};
 use crate::stats::{self, Paired, Ratio};
-use crate::workload::Workload;
-
-/// One comparison.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Row {
-    /// Where.
-    pub stage: Stage,
-    /// Which arm.
-    pub arm: String,
-    /// Against which arm.
-    pub against: String,
-    /// In which workload.
-    pub workload: String,
-    /// By which metric.
-    pub metric: Metric,
-    /// Whether the metric is what the workload is run for.
-    pub headline: bool,
-    /// The question that it was named for before the run; none where it is exploratory.
-    pub question: Option<String>,
-    /// Rounds that have both.
-    pub rounds: usize,
-    /// Boots that they lie in; where nothing is booted, the rounds.
-    pub blocks: usize,
-    /// The arm's median over those rounds.
-    pub ours: Option<Value>,
-    /// The other's over the same.
-    pub theirs: Option<Value>,
-    /// Times as good, by those medians: above 1 is better whichever way the metric points.
-    pub ratio: Option<f64>,
-    /// `">="` or `"<="` where the ratio is a bound.
-    pub bound: Option<&'static str>,
-    /// 95 % joint-round bootstrap interval of `ratio`.
-    pub bootstrap: Option<(f64, f64)>,
-    /// Exact 95 % interval over the blocks.
-    pub interval: Option<stats::Interval>,
-    /// p-value of "equal", adjusted for the question.
-    pub p: Option<f64>,
-    /// p-value of "further apart than the margin", adjusted for the question.
-    pub same_p: Option<f64>,
-    /// The answer.
-    #[serde(flatten)]
-    pub decision: Decision,
-}
-
-/// What the A/A twin and the known-slow arm of a load showed.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Floor {
-    /// Where.
-    pub stage: Stage,
-    /// In which workload.
-    pub workload: String,
-    /// By which metric.
-    pub metric: Metric,
-    /// No claim is smaller: the end of the twin's 95 % interval that is further from 1, as a share.
-    pub floor: f64,
-    /// Whether the twin's 99 % interval holds 1, as it must; where it does not, the load has no answers.
-    pub holds: bool,
-    /// The twin's interval.
-    pub twin: (f64, f64),
-    /// Whether the arm that is known to be slower was seen to be.
-    pub sensitivity: Sensitivity,
-    /// What that arm reached of the one as it is, with its interval.
-    pub slow: Option<(f64, (f64, f64))>,
-}
+use crate::workload::{self, Workload};
 
 /// A pair of arms of a stage, as a row shows it.
 type Pair = (Stage, String, String);
@@ -246,21 +182,26 @@ fn all_pairs(run: &Record) -> Vec<Pair> {
     list
 }
 
-/// A comparison as it is asked, whichever way round its row stands; one that has no row is exploratory.
-pub fn answer(
-    analysis: &Analysis,
-    (stage, arm, against): (Stage, &str, &str),
-    workload: &dyn Workload,
-    metric: Metric,
-) -> Option<Row> {
-    if let Some(row) = analysis.row(stage, arm, against, workload.name(), metric) {
-        return Some(row.clone());
+impl Analysis {
+    /// The comparison of `arm` with `against`, whichever way round its row stands; exploratory where it has none.
+    pub fn answer(
+        &self,
+        stage: Stage,
+        arm: &str,
+        against: &str,
+        workload: &str,
+        metric: Metric,
+    ) -> Option<Row> {
+        let load = workload::find(workload)?;
+        if let Some(row) = self.row(stage, arm, against, workload, metric) {
+            return Some(row.clone());
+        }
+        if let Some(row) = self.row(stage, against, arm, workload, metric) {
+            return Some(turned(row));
+        }
+        let paired = self.paired(stage, arm, against, workload, metric)?;
+        Some(row(self, (stage, arm, against), load, metric, &paired))
     }
-    if let Some(row) = analysis.row(stage, against, arm, workload.name(), metric) {
-        return Some(turned(row));
-    }
-    let paired = analysis.paired(stage, arm, against, workload.name(), metric)?;
-    Some(row(analysis, (stage, arm, against), workload, metric, &paired))
 }
 
 /// The same comparison seen from the other arm.

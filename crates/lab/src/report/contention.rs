@@ -2,7 +2,6 @@
 
 use serde::Serialize;
 
-use super::analysis::Analysis;
 use super::format;
 use crate::run::folder::Record;
 use crate::sample::{Metric, Sample, Stage, Unit};
@@ -101,14 +100,13 @@ pub fn rows(run: &Record, samples: &[Sample]) -> Vec<Contention> {
 }
 
 /// A workload of a stage, for `report.md`.
-pub fn markdown(analysis: &Analysis, stage: Stage, workload: &dyn Workload) -> String {
+pub fn markdown(all: &[Contention], stage: Stage, workload: &dyn Workload) -> String {
     let time = |value: Option<f64>| {
         value.map_or_else(|| "–".into(), |v| format::number(v, Unit::Nanoseconds))
     };
     let part =
         |value: Option<f64>| value.map_or_else(|| "–".into(), |v| format::number(v, Unit::Share));
-    let lines: String = analysis
-        .contention
+    let lines: String = all
         .iter()
         .filter(|row| row.stage == stage && row.workload == workload.name())
         .map(|row| {

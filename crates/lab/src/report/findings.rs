@@ -1,11 +1,14 @@
 //! What others have published, asked again of this run: each claim with what was measured here, its interval and its
 //! conditions, whichever way it came out.
 
-use serde::Serialize;
-
-use super::analysis::{Analysis, Row};
+use super::analysis::Analysis;
 use super::claims::{Claim, Published, QUESTIONS, Question, Shared, Told};
+use super::finding::{Answer, Finding, Outcome, Table};
+use super::format::rounds;
+use super::medians::with_ends;
 use super::ranking::{self, Group};
+use super::row::Row;
+use super::series::Series;
 use super::{caches, format, words};
 use crate::sample::{Metric, Stage};
 use crate::stats::{Decision, FEWEST_ROUNDS, Why};
@@ -15,105 +18,6 @@ use crate::workload;
 const NEAR: f64 = 1.5;
 /// The arms that are Ringtap's, for what Ringtap makes of a claim: the one that stands where the published arm stood.
 const OURS: &str = "ringtap-vhost";
-
-/// A published finding and what this run says of it.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Finding {
-    /// The question.
-    pub question: &'static str,
-    /// What was published.
-    pub published: &'static str,
-    /// What the backends did by themselves.
-    pub tables: Vec<Table>,
-    /// What comparing them shows, a sentence each.
-    pub lines: Vec<String>,
-    /// The same as numbers, beside what was published.
-    pub answers: Vec<Answer>,
-    /// All in one sentence.
-    pub sum: String,
-    /// Under which conditions.
-    pub conditions: String,
-}
-
-/// What became of a published claim.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Outcome {
-    /// The same pair differs as published, and by about as much.
-    Held,
-    /// It differs the same way round, and by another size.
-    OtherSize,
-    /// It differs the other way round.
-    Reversed,
-    /// It differs, and was published as equal.
-    Differs,
-    /// It does not differ.
-    NoDifference,
-    /// This load shows no difference here.
-    Blind,
-    /// Not decided.
-    Open,
-    /// There is no answer here; the row says why.
-    NotComparable,
-}
-
-impl Outcome {
-    /// In the words of a table.
-    pub fn title(self) -> &'static str {
-        match self {
-            Outcome::Held => "held",
-            Outcome::OtherSize => "same direction, another size",
-            Outcome::Reversed => "reversed",
-            Outcome::Differs => "a difference here, none published",
-            Outcome::NoDifference => "no difference",
-            Outcome::Blind => "blind here",
-            Outcome::Open => "not decided",
-            Outcome::NotComparable => "not comparable",
-        }
-    }
-}
-
-/// One comparison of a finding.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Answer {
-    /// Where.
-    pub stage: Stage,
-    /// Which arm.
-    pub arm: String,
-    /// Beside which other; none where it is set beside itself alone.
-    pub against: Option<String>,
-    /// In which workload.
-    pub workload: &'static str,
-    /// By which metric.
-    pub metric: Metric,
-    /// What was published of it, as times as good; none where nothing was.
-    pub published: Option<String>,
-    /// Times as good here.
-    pub ratio: Option<f64>,
-    /// `">="` or `"<="` where the ratio is a bound.
-    pub bound: Option<&'static str>,
-    /// Its 95 % interval.
-    pub interval: Option<(f64, f64)>,
-    /// Rounds that it stands on.
-    pub rounds: usize,
-    /// The answer to today's comparison in words; none where there is no other arm.
-    pub answer: Option<String>,
-    /// What became of the claim; none where nothing was published.
-    pub outcome: Option<Outcome>,
-    /// Ringtap beside the same other arm, with its answer.
-    pub ringtap: Option<String>,
-}
-
-/// Medians with their 95 % intervals, a row for each backend.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Table {
-    /// The workload and the stage.
-    pub title: String,
-    /// Heads of the columns.
-    pub heads: Vec<&'static str>,
-    /// Rows: the backend, then its values.
-    pub rows: Vec<Vec<String>>,
-}
 
 /// The published findings that this run has something to say about.
 pub fn findings(analysis: &Analysis) -> Vec<Finding> {
@@ -208,16 +112,11 @@ fn note(stages: &mut Vec<Stage>, stage: Stage) {
     }
 }
 
-fn rounds(count: usize) -> String {
-    if count == 1 { "1 round".into() } else { format!("{count} rounds") }
-}
-
 /// What each arm of a stage did by itself, with the interval of its median.
 fn tell(analysis: &Analysis, stage: Stage, told: &Told) -> Option<Table> {
     let ran = |metric: &&Metric| {
-        let of = |s: &super::analysis::Series| {
-            s.stage == stage && s.workload == told.workload && s.metric == **metric
-        };
+        let of =
+            |s: &Series| s.stage == stage && s.workload == told.workload && s.metric == **metric;
         analysis.series.iter().any(of)
     };
     let metrics: Vec<Metric> = told.metrics.iter().filter(ran).copied().collect();
@@ -250,27 +149,6 @@ fn tell(analysis: &Analysis, stage: Stage, told: &Told) -> Option<Table> {
         heads: std::iter::once("backend").chain(metrics.iter().map(head)).collect(),
         rows,
     })
-}
-
-/// A median with its 95 % interval.
-pub(super) fn with_ends(
-    analysis: &Analysis,
-    stage: Stage,
-    arm: &str,
-    workload: &str,
-    metric: Metric,
-) -> Option<String> {
-    let series = analysis.find(stage, arm, workload, metric)?;
-    let median = format::value(series.median?, metric.unit());
-    let ends = match series.interval {
-        Some((low, high)) => {
-            let end = |value| format::number(value, metric.unit());
-            format!(" ({} to {})", end(low), end(high))
-        }
-        None if analysis.only_points() => String::new(),
-        None => format!(" ({}, no interval)", rounds(series.values.len())),
-    };
-    Some(median + &ends)
 }
 
 /// What one of two equal loads keeps of what it has alone.

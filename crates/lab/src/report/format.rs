@@ -1,6 +1,6 @@
 //! Numbers and verdicts in words.
 
-use super::analysis::Row;
+use super::row::Row;
 use crate::sample::{Unit, Value};
 use crate::stats::decision::{BLOCKS, Decision, ROUNDS, Why};
 
@@ -100,6 +100,11 @@ pub fn verdict(row: &Row) -> String {
         Decision::Exploratory if row.headline => "exploratory".into(),
         Decision::Exploratory => String::new(),
     }
+}
+
+/// `1 round`, `12 rounds`.
+pub fn rounds(count: usize) -> String {
+    if count == 1 { "1 round".into() } else { format!("{count} rounds") }
 }
 
 /// Why a comparison has no answer.

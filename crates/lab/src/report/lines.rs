@@ -3,12 +3,14 @@
 
 use std::path::Path;
 
-use super::analysis::{Analysis, Row};
+use super::analysis::Analysis;
 use super::answer::{joined, plain};
+use super::format;
 use super::page;
 use super::page::names;
 use super::ranking;
-use super::{format, state_in_words};
+use super::row::{Floor, Row};
+use super::words::state_in_words;
 use crate::run::folder::State;
 use crate::stats::decision::{Decision, Sensitivity, Why};
 use crate::workload;
@@ -172,7 +174,7 @@ fn flushes(analysis: &Analysis) -> Vec<String> {
 }
 
 /// Loads of the plan's questions of which a control says something.
-fn floors(analysis: &Analysis, counts: impl Fn(&super::analysis::Floor) -> bool) -> Vec<&str> {
+fn floors(analysis: &Analysis, counts: impl Fn(&Floor) -> bool) -> Vec<&str> {
     let mut list: Vec<&str> = Vec::new();
     for row in analysis.rows.iter().filter(|row| row.question.is_some()) {
         let floor = analysis.floor(row.stage, &row.workload, row.metric);

@@ -13,7 +13,7 @@ use crate::sample::Unit;
 pub fn render(analysis: &Analysis) -> String {
     let views = view::views(analysis);
     let mut text = format!("# {}\n\n{}\n\n", page::answer(analysis), page::limits(analysis));
-    let _ = writeln!(text, "{}.\n", super::state_in_words(analysis));
+    let _ = writeln!(text, "{}.\n", words::state_in_words(analysis));
     if let Some(words) = words::unsteady(analysis) {
         let _ = writeln!(text, "**{words}**\n");
     }
@@ -112,7 +112,7 @@ fn stage(text: &mut String, analysis: &Analysis, view: &View<'_>) {
         if !told.contains(&load.workload.name()) {
             told.push(load.workload.name());
             let more = latency::markdown(analysis, view.stage, load.workload)
-                + &contention::markdown(analysis, view.stage, load.workload);
+                + &contention::markdown(&analysis.contention, view.stage, load.workload);
             if !more.is_empty() {
                 let _ = writeln!(text, "### {}\n\n{more}", names::workload(load.workload));
             }
@@ -170,7 +170,7 @@ fn conditions(text: &mut String, analysis: &Analysis) {
         let _ = write!(text, " {}: {}.", names::stage(stage), words::stage(analysis, stage));
     }
     let _ = writeln!(text, "\n\n{}\n", words::preconditioned(analysis));
-    let sentences = steady::sentences(analysis);
+    let sentences = steady::sentences(&analysis.steadiness);
     if !sentences.is_empty() {
         let _ = writeln!(text, "{}\n", sentences.join("\n\n"));
     }

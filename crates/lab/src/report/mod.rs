@@ -1,6 +1,7 @@
 //! The report: terminal table, `report.html`, JSON; and of two runs, `changes.html`. All are pure functions of a run's folder.
 
 pub mod across;
+mod analyse;
 pub mod analysis;
 pub mod answer;
 pub mod beside;
@@ -8,11 +9,14 @@ pub mod caches;
 pub mod change;
 pub mod change_page;
 pub mod claims;
+pub mod column;
 pub mod columns;
 pub mod comparisons;
 pub mod contention;
+pub mod durability;
 pub mod files;
-pub mod findings;
+pub mod finding;
+mod findings;
 pub mod format;
 pub mod gate;
 pub mod junit;
@@ -21,10 +25,13 @@ pub mod ledger;
 pub mod limit;
 pub mod lines;
 pub mod markdown;
+mod medians;
 pub mod openmetrics;
 pub mod page;
 pub mod published;
 pub mod ranking;
+pub mod row;
+pub mod series;
 pub mod steady;
 pub mod svg;
 pub mod table;
@@ -36,7 +43,7 @@ pub use analysis::Analysis;
 
 use crate::backend::own;
 use crate::error::{Error, Result};
-use crate::run::folder::{self, State};
+use crate::run::folder;
 
 /// Reads a run's folder and analyses it.
 pub fn load(run: &Path) -> Result<Analysis> {
@@ -65,20 +72,4 @@ pub fn write_changes(
     let path = folder.join("changes.html");
     folder::replace(&path, &change_page::render(before, after, comparison))?;
     Ok(path)
-}
-
-/// How far the run came, in a sentence.
-pub fn state_in_words(analysis: &Analysis) -> String {
-    let (done, asked) = (analysis.complete_rounds, analysis.run.plan.rounds);
-    match analysis.run.state {
-        State::Complete if asked == 1 => "1 round, complete".into(),
-        State::Complete => format!("{asked} rounds, complete"),
-        State::Interrupted => format!("PARTIAL: interrupted; {done} of {asked} rounds are whole"),
-        State::Running => {
-            format!("PARTIAL: the run goes on or was killed; {done} of {asked} rounds are whole")
-        }
-        State::Failed => {
-            format!("PARTIAL: ended early by an error; {done} of {asked} rounds are whole")
-        }
-    }
 }

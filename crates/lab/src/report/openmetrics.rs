@@ -8,8 +8,9 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit as Named};
 
-use super::analysis::{Analysis, Row};
+use super::analysis::Analysis;
 use super::files;
+use super::row::Row;
 use crate::sample::{Metric, Unit};
 use crate::stats::decision::{Decision, Why};
 

@@ -2,15 +2,14 @@
 
 use serde::Serialize;
 
-use super::analysis::{Analysis, Series};
+use super::analysis::Analysis;
+use super::durability::Durability;
 use super::{format, ledger};
 use crate::backend::{self, Reach};
 use crate::run::folder::Arm;
-use crate::sample::{Better, Metric, Sample, Stage, Value, twin};
+use crate::sample::{Better, Metric, Stage, Value, twin};
 use crate::stats::decision::{Decision, Why};
-use crate::stats::median;
 use crate::workload::Workload;
-use crate::workload::durability::DURABLE;
 
 /// Who may be ranked with whom.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -24,40 +23,6 @@ pub enum Group {
     Cached,
     /// Was seen to acknowledge a flush without flushing.
     Lies,
-}
-
-/// What the durability check of an arm showed.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Durability {
-    /// Where.
-    pub stage: Stage,
-    /// Which arm.
-    pub arm: String,
-    /// Flushes that reached the layer below for each fsync.
-    pub flushes: f64,
-    /// Whether that is enough.
-    pub durable: bool,
-    /// What was counted, and what the guest was told of its disk's cache.
-    pub note: String,
-}
-
-/// The checks of all arms that were checked.
-pub fn durability(series: &[Series], samples: &[Sample]) -> Vec<Durability> {
-    series
-        .iter()
-        .filter(|s| s.metric == Metric::FlushPerSync)
-        .filter_map(|s| {
-            let values: Vec<f64> = s.values.iter().map(|(_, value)| value.value).collect();
-            let flushes = median(&values)?;
-            let durable = flushes >= DURABLE;
-            let same = |sample: &&Sample| {
-                sample.stage == s.stage && sample.arm == s.arm && sample.workload == s.workload
-            };
-            let note = samples.iter().find(same).and_then(|sample| sample.note.clone());
-            let note = note.unwrap_or_default();
-            Some(Durability { stage: s.stage, arm: s.arm.clone(), flushes, durable, note })
-        })
-        .collect()
 }
 
 /// An arm's group.

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::analysis::{Analysis, Series};
+use super::series::Series;
 use crate::sample::{Metric, Sample, Stage};
 use crate::stats::steady::{self, DRIFT, RANGE, WINDOW};
 use crate::workload;
@@ -59,8 +59,7 @@ pub fn rows(series: &[Series], samples: &[Sample]) -> Vec<Steadiness> {
 }
 
 /// What the rule says of a run, in sentences; none where nothing was judged.
-pub fn sentences(analysis: &Analysis) -> Vec<String> {
-    let all = &analysis.steadiness;
+pub fn sentences(all: &[Steadiness]) -> Vec<String> {
     if all.is_empty() {
         return Vec::new();
     }
@@ -91,7 +90,7 @@ pub fn sentences(analysis: &Analysis) -> Vec<String> {
 
 /// Whether the series of an arm in a workload was judged and not found steady.
 pub fn is_unsteady(
-    analysis: &Analysis,
+    all: &[Steadiness],
     stage: Stage,
     arm: &str,
     workload: &str,
@@ -100,5 +99,5 @@ pub fn is_unsteady(
     let of = |one: &&Steadiness| {
         one.stage == stage && one.arm == arm && one.workload == workload && one.metric == metric
     };
-    analysis.steadiness.iter().find(of).is_some_and(|one| one.from.is_none())
+    all.iter().find(of).is_some_and(|one| one.from.is_none())
 }

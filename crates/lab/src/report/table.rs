@@ -7,7 +7,8 @@ use comfy_table::{
 };
 
 use super::analysis::{Analysis, reference};
-use super::{format, state_in_words, steady, words};
+use super::words::state_in_words;
+use super::{format, steady, words};
 use crate::sample::{Metric, Stage};
 use crate::stats::{Decision, FEWEST_ROUNDS};
 use crate::workload::Workload;
@@ -54,8 +55,13 @@ pub fn render(analysis: &Analysis, colour: bool, width: Option<u16>) -> String {
                 let median = series
                     .median
                     .map_or_else(String::new, |median| format::value(median, metric.unit()));
-                let moving =
-                    steady::is_unsteady(analysis, stage, &arm.name, workload.name(), metric);
+                let moving = steady::is_unsteady(
+                    &analysis.steadiness,
+                    stage,
+                    &arm.name,
+                    workload.name(),
+                    metric,
+                );
                 let median = if moving { format!("{median}, not steady") } else { median };
                 let mut cells = vec![Cell::new(&arm.name), right(median)];
                 match row {
@@ -81,7 +87,7 @@ pub fn render(analysis: &Analysis, colour: bool, width: Option<u16>) -> String {
     }
     peers(&mut text, analysis, colour, width);
     lies(&mut text, analysis);
-    for sentence in steady::sentences(analysis) {
+    for sentence in steady::sentences(&analysis.steadiness) {
         let _ = writeln!(text, "\n{sentence}");
     }
     trouble(&mut text, analysis);
@@ -171,7 +177,7 @@ fn lies(text: &mut String, analysis: &Analysis) {
     if analysis.durability.is_empty() {
         return;
     }
-    let name = |check: &super::ranking::Durability| {
+    let name = |check: &super::durability::Durability| {
         format!(
             "{} {} ({} flushes per fsync)",
             check.stage,

@@ -1,13 +1,30 @@
 //! What a report says in sentences.
 
-use super::analysis::{Analysis, Row};
+use super::analysis::Analysis;
 use super::format;
 use super::ranking::{self, Group};
+use super::row::Row;
 use crate::env::Missing;
-use crate::run::folder::Skip;
+use crate::run::folder::{Skip, State};
 use crate::sample::{Stage, Still};
 use crate::stats::{Decision, median};
 use crate::workload;
+
+/// How far the run came, in a sentence.
+pub fn state_in_words(analysis: &Analysis) -> String {
+    let (done, asked) = (analysis.complete_rounds, analysis.run.plan.rounds);
+    match analysis.run.state {
+        State::Complete if asked == 1 => "1 round, complete".into(),
+        State::Complete => format!("{asked} rounds, complete"),
+        State::Interrupted => format!("PARTIAL: interrupted; {done} of {asked} rounds are whole"),
+        State::Running => {
+            format!("PARTIAL: the run goes on or was killed; {done} of {asked} rounds are whole")
+        }
+        State::Failed => {
+            format!("PARTIAL: ended early by an error; {done} of {asked} rounds are whole")
+        }
+    }
+}
 
 /// What a stage is.
 pub fn stage(analysis: &Analysis, stage: Stage) -> String {

@@ -576,5 +576,5 @@ fn what_a_killed_lab_left_the_next_one_removes() {
     bench.assert_clean();
     let analysis = report::load(&dir.join("run-killed")).unwrap();
     assert_eq!(analysis.run.state, State::Running);
-    assert!(report::state_in_words(&analysis).contains("was killed"));
+    assert!(report::words::state_in_words(&analysis).contains("was killed"));
 }

@@ -2,7 +2,7 @@
 
 use ringtap_lab::plan::question;
 use ringtap_lab::report::Analysis;
-use ringtap_lab::report::findings::{Answer, Outcome};
+use ringtap_lab::report::finding::{Answer, Outcome};
 use ringtap_lab::run::folder::{Arm, State};
 use ringtap_lab::sample::{Metric, Sample, Stage};
 

@@ -19,7 +19,7 @@ use ringtap_lab::env::Missing;
 use ringtap_lab::host::Host;
 use ringtap_lab::plan::Plan;
 use ringtap_lab::plan::question;
-use ringtap_lab::report::findings::Outcome;
+use ringtap_lab::report::finding::Outcome;
 use ringtap_lab::report::ranking::{self, Group};
 use ringtap_lab::report::{self, Analysis, across, page, table};
 use ringtap_lab::run::folder::{Arm, Folder, Record, SCHEMA, Skip, State};
@@ -458,7 +458,7 @@ fn published_findings_are_asked_again_and_losses_are_said() {
     assert!(analysis.findings.iter().all(|finding| finding.question != "Two guests on one disk"));
 
     let column = |metric| {
-        let of = |c: &&report::columns::Column| c.metric == metric && c.workload == "bonnie-direct";
+        let of = |c: &&report::column::Column| c.metric == metric && c.workload == "bonnie-direct";
         analysis.columns.iter().find(of).unwrap_or_else(|| panic!("{metric:?}"))
     };
     let write = column(Metric::PutBlock);

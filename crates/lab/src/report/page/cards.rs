@@ -7,7 +7,7 @@ use super::view::{self, Per, View};
 use super::{anchor, curves, first, forest, names};
 use crate::report::analysis::Analysis;
 use crate::report::contention::Contention;
-use crate::report::findings::{Answer, Finding, Outcome};
+use crate::report::finding::{Answer, Finding, Outcome};
 use crate::report::{format, svg};
 use crate::run::folder::Arm;
 use crate::sample::{Metric, Unit};

@@ -4,7 +4,9 @@ use maud::{Markup, html};
 
 use super::names;
 use super::view::word;
-use crate::report::analysis::{Analysis, Row, Series};
+use crate::report::analysis::Analysis;
+use crate::report::row::Row;
+use crate::report::series::Series;
 use crate::report::{format, ledger, published, steady, words};
 use crate::sample::{Layer, Sample, Stall, Unit};
 use crate::stats::Method;
@@ -121,7 +123,7 @@ fn bonnie(analysis: &Analysis) -> Markup {
 
 /// Whether writes settled; the series that did not, round by round.
 fn steadiness(analysis: &Analysis) -> Markup {
-    let sentences = steady::sentences(analysis);
+    let sentences = steady::sentences(&analysis.steadiness);
     html! {
         @if !sentences.is_empty() { details {
             summary { "Were the writes steady?" }

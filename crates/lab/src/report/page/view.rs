@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 
 use super::names;
-use crate::report::analysis::{Analysis, Row, reference};
+use crate::report::analysis::{Analysis, reference};
 use crate::report::ranking::{self, Group};
+use crate::report::row::Row;
 use crate::report::svg::{self, Ink};
 use crate::report::{format, steady};
 use crate::run::folder::Arm;
@@ -225,7 +226,13 @@ fn cell(analysis: &Analysis, arm: &Arm, reference: &str, load: &Load) -> Option<
         interval: row.and_then(|row| row.interval).map(|i| (i.low, i.high)),
         word,
         exploratory: row.is_some_and(|row| row.question.is_none()),
-        unsteady: steady::is_unsteady(analysis, arm.stage, &arm.name, workload.name(), *metric),
+        unsteady: steady::is_unsteady(
+            &analysis.steadiness,
+            arm.stage,
+            &arm.name,
+            workload.name(),
+            *metric,
+        ),
         from_cache: ranking::from_cache(analysis, arm, *workload),
     })
 }

@@ -1,0 +1,159 @@
+//! From a run's folder to what may be said about it. A pure function: the same folder gives the same analysis.
+
+use std::collections::BTreeMap;
+
+use super::analysis::{Analysis, Curve, Failure};
+use super::svg::Point;
+use super::{columns, comparisons, contention, durability, findings, ledger, series, steady};
+use crate::run::folder::{Arm, Record};
+use crate::sample::{Sample, Stage};
+use crate::stats::{self, interval};
+use crate::workload;
+
+impl Analysis {
+    /// Analyses a run.
+    pub fn new(run: Record, samples: &[Sample]) -> Analysis {
+        let series = series::all(&run, samples);
+        let mut analysis = Analysis {
+            complete_rounds: complete_rounds(&run, samples),
+            floors: Vec::new(),
+            rows: Vec::new(),
+            failures: failures(samples),
+            notes: notes(samples),
+            durability: durability::checks(&series, samples),
+            ledger: ledger::rows(&run, samples),
+            curves: curves(&run, samples),
+            findings: Vec::new(),
+            columns: Vec::new(),
+            contention: contention::rows(&run, samples),
+            steadiness: steady::rows(&series, samples),
+            boots: boots(samples),
+            samples: samples.to_vec(),
+            series,
+            run,
+        };
+        (analysis.rows, analysis.floors) = comparisons::rows(&analysis);
+        analysis.findings = findings::findings(&analysis);
+        analysis.columns = columns::columns(&analysis);
+        analysis
+    }
+}
+
+/// Where each arm of a round has a boot of its own, the round is what they have in common.
+fn boots(samples: &[Sample]) -> BTreeMap<(Stage, u32), u32> {
+    let mut boots: BTreeMap<(Stage, u32), Vec<u32>> = BTreeMap::new();
+    for sample in samples {
+        if let Some(boot) = sample.boot {
+            let of = boots.entry((sample.stage, sample.round)).or_default();
+            if !of.contains(&boot) {
+                of.push(boot);
+            }
+        }
+    }
+    boots
+        .into_iter()
+        .filter_map(|(of, boots)| Some((of, *boots.first()?)).filter(|_| boots.len() == 1))
+        .collect()
+}
+
+fn complete_rounds(run: &Record, samples: &[Sample]) -> u32 {
+    let skipped = |arm: &Arm, workload: &str| {
+        run.skipped.iter().any(|skip| {
+            skip.stage == arm.stage
+                && skip.backend == arm.backend
+                && skip.workload.as_deref().is_none_or(|w| w == workload)
+        })
+    };
+    (0..run.plan.rounds)
+        .filter(|round| {
+            run.arms.iter().all(|arm| {
+                run.plan.workloads.iter().all(|workload| {
+                    skipped(arm, workload)
+                        || !in_rounds(arm.stage, workload)
+                        || samples.iter().any(|s| {
+                            s.round == *round
+                                && s.stage == arm.stage
+                                && s.arm == arm.name
+                                && s.workload == *workload
+                        })
+                })
+            })
+        })
+        .count() as u32
+}
+
+fn failures(samples: &[Sample]) -> Vec<Failure> {
+    let mut list: Vec<Failure> = Vec::new();
+    for sample in samples {
+        let Some(error) = &sample.error else { continue };
+        let same =
+            |f: &&mut Failure| f.stage == sample.stage && f.arm == sample.arm && f.error == *error;
+        match list.iter_mut().find(same) {
+            Some(known) => {
+                known.samples += 1;
+                if !known.workloads.contains(&sample.workload) {
+                    known.workloads.push(sample.workload.clone());
+                }
+            }
+            None => list.push(Failure {
+                stage: sample.stage,
+                arm: sample.arm.clone(),
+                workloads: vec![sample.workload.clone()],
+                samples: 1,
+                error: error.clone(),
+            }),
+        }
+    }
+    list
+}
+
+fn notes(samples: &[Sample]) -> Vec<(Stage, String, String)> {
+    let mut list = Vec::new();
+    for sample in samples {
+        if let Some(note) = &sample.note {
+            let note = (sample.stage, sample.workload.clone(), note.clone());
+            if !list.contains(&note) {
+                list.push(note);
+            }
+        }
+    }
+    list
+}
+
+/// Whether a workload runs in each round of a stage.
+fn in_rounds(stage: Stage, workload: &str) -> bool {
+    workload::find(workload).is_some_and(|w| w.runs_on(stage) && !w.is_check())
+}
+
+fn curves(run: &Record, samples: &[Sample]) -> Vec<Curve> {
+    let mut list = Vec::new();
+    for arm in &run.arms {
+        for workload in &run.plan.workloads {
+            let of: Vec<&Sample> = samples
+                .iter()
+                .filter(|s| s.stage == arm.stage && s.arm == arm.name && s.workload == *workload)
+                .filter(|s| !s.curve.is_empty())
+                .collect();
+            let Some(first) = of.first() else { continue };
+            let points = first
+                .curve
+                .iter()
+                .enumerate()
+                .filter_map(|(at, (share, _))| {
+                    let values: Vec<f64> =
+                        of.iter().filter_map(|s| s.curve.get(at).map(|point| point.1)).collect();
+                    let logs: Vec<f64> = values.iter().map(|value| value.ln()).collect();
+                    let interval = interval::sign(&logs).map(|i| (i.low, i.high));
+                    Some(Point { share: *share, rate: stats::median(&values)?, interval })
+                })
+                .collect();
+            list.push(Curve {
+                stage: arm.stage,
+                arm: arm.name.clone(),
+                workload: workload.clone(),
+                points,
+            });
+        }
+    }
+    list
+}
