@@ -20,7 +20,7 @@ use crate::process::{self, Server};
 use crate::report::format;
 use crate::run::{meter, order, scratch::Scratch};
 use crate::sample::{Metric, Unit, Value};
-use crate::stats::{FEWEST_ROUNDS, Paired, interval, median, rates};
+use crate::stats::{FEWEST_ROUNDS, Paired, interval, median, rates, spread};
 use crate::stop::Stop;
 use crate::workload::{Settings, durability, fio};
 
@@ -203,7 +203,7 @@ pub fn run(plan: &Plan, env: &Env, draws: u32, stop: &Stop) -> Result<Outcome> {
         }
         Err(why) => skipped.push(why),
     }
-    let noise = rates::deviation(&same.logs);
+    let noise = spread::deviation(&same.logs);
     let shift = SLOWER.ln();
     Ok(Outcome {
         rounds,

@@ -7,6 +7,7 @@
 
 use serde::Serialize;
 
+use super::spread::deviation;
 use super::{FEWEST_ROUNDS, Paired, family as flips, interval};
 
 /// Chance of a false difference anywhere in a family; and that of a false "no difference".
@@ -249,7 +250,7 @@ fn more_rounds(
     family: usize,
 ) -> Option<usize> {
     let blocks = paired.blocks.len();
-    let spread = super::rates::deviation(&paired.blocks);
+    let spread = deviation(&paired.blocks);
     let (size, edge) = (centre.abs(), margin.ln_1p());
     // To be shown different, by a claim that the floor allows; or to be shown equal.
     let different = if size > floor.ln_1p() { size } else { 0.0 };

@@ -12,6 +12,7 @@ pub mod former;
 pub mod interval;
 pub mod medians;
 pub mod rates;
+pub mod spread;
 pub mod steady;
 
 pub use decision::{Decision, Why};

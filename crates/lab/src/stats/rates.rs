@@ -24,13 +24,6 @@ const SLOW: f64 = 1.0 / 1.2;
 /// The margin of a quick run.
 const MARGIN: f64 = 0.08;
 
-/// Standard deviation of log ratios.
-pub fn deviation(logs: &[(u32, f64)]) -> f64 {
-    let count = logs.len() as f64;
-    let mean = logs.iter().map(|log| log.1).sum::<f64>() / count;
-    (logs.iter().map(|log| (log.1 - mean).powi(2)).sum::<f64>() / (count - 1.0).max(1.0)).sqrt()
-}
-
 /// How often the deciding interval of `rounds` rounds leaves 1, when the true log ratio is `shift` and a round's log ratio
 /// deviates by `noise`.
 pub fn apart(noise: f64, rounds: usize, shift: f64, seed: u64) -> f64 {
@@ -260,11 +253,5 @@ mod tests {
         assert!(twice.faster > 0.9, "{twice:?}");
         let quiet = said(Procedure::Twelve, truth(1.0, 0.02, false), 20, 7);
         assert!(quiet.same > 0.9, "equal and quiet is no difference: {quiet:?}");
-    }
-
-    #[test]
-    fn the_deviation_of_a_handful() {
-        let logs = [(0, 1.0), (1, 3.0), (2, 5.0)];
-        assert!((deviation(&logs) - 2.0).abs() < 1e-12);
     }
 }
