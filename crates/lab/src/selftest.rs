@@ -22,6 +22,7 @@ use crate::run::{meter, order, scratch::Scratch};
 use crate::sample::{Metric, Unit, Value};
 use crate::stats::{FEWEST_ROUNDS, Paired, interval, median, rates, spread};
 use crate::stop::Stop;
+use crate::workload::job::{Job, Target};
 use crate::workload::{Settings, durability, fio};
 
 /// Bytes a second of the limited disk.
@@ -94,7 +95,7 @@ struct Arm {
     name: &'static str,
     kit: bool,
     args: Vec<String>,
-    job: fio::Job,
+    job: Job,
     metric: Metric,
 }
 
@@ -108,8 +109,8 @@ fn arms() -> Vec<Arm> {
         args.extend(["--blockdev".into(), filter.into()]);
         args
     };
-    let small = |depth| fio::Job { random: true, write: false, block: 4096, depth, synced: false };
-    let large = fio::Job { random: false, write: true, block: 64 << 10, depth: 8, synced: false };
+    let small = |depth| Job { random: true, write: false, block: 4096, depth, synced: false };
+    let large = Job { random: false, write: true, block: 64 << 10, depth: 8, synced: false };
     let arm = |name, args, job, metric| Arm { name, kit: false, args, job, metric };
     let kit = |name, words: &[&str]| {
         let args = words.iter().map(|word| (*word).to_owned()).collect();
@@ -237,7 +238,7 @@ fn measure(arm: &Arm, scratch: &Scratch, settings: &Settings, stop: &Stop) -> Re
         return Err(Error::Plan("an NBD export has no address".into()));
     };
     let mut command = Command::new("fio");
-    command.args(fio::args(arm.job, &fio::Target::Nbd(uri), settings));
+    command.args(fio::args(arm.job, &Target::Nbd(uri), settings));
     let output = process::run(command, Duration::from_secs(60), stop)?;
     server.stop()?;
     let measured = fio::parse(&output.stdout, arm.job, settings)?;
@@ -280,7 +281,7 @@ fn flushes(env: &Env, scratch: &Scratch, stop: &Stop) -> Result<Result<(f64, f64
         };
         let before = count()?;
         let mut command = Command::new("fio");
-        command.args(durability::args(&fio::Target::Nbd(uri)));
+        command.args(durability::args(&Target::Nbd(uri)));
         let output = process::run(command, Duration::from_secs(120), stop)?;
         let writes = durability::writes_of_fio(&output.stdout)?;
         let flushes = count()? - before;

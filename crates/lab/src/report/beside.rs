@@ -13,7 +13,8 @@ use super::format;
 use crate::error::{Error, Result};
 use crate::sample::{Better, Metric, Unit, Value};
 use crate::workload::bonnie::{self, csv};
-use crate::workload::{self, Workload, fio};
+use crate::workload::job::Job;
+use crate::workload::{self, Workload};
 
 /// A row of others.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -123,7 +124,7 @@ fn of_fio(file: &str, text: &str) -> Result<Vec<Other>> {
             let is_whole = pattern == side || pattern == format!("rand{side}");
             let random = pattern.starts_with("rand");
             let synced = write && option("fsync") == "1";
-            let asked = fio::Job { random, write, block: bytes, depth, synced };
+            let asked = Job { random, write, block: bytes, depth, synced };
             let same = |workload: &dyn Workload| workload.job() == Some(asked);
             rows.push(Other {
                 file: file.into(),

@@ -19,7 +19,7 @@ use crate::run::runner::{Place, Runner};
 use crate::run::running::Running;
 use crate::sample::Stage;
 use crate::stop::Stop;
-use crate::workload::fio::Target;
+use crate::workload::job::Target;
 use crate::workload::{self, Measured, Workload, durability};
 
 /// Whether an arm is checked: the twin's flushes are its original's.

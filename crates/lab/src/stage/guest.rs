@@ -23,6 +23,7 @@ use crate::run::running::Running;
 use crate::run::scratch::settle;
 use crate::sample::Stage as Name;
 use crate::stop::Stop;
+use crate::workload::job::Target;
 use crate::workload::{Client, Settings, Workload, fio, rated};
 
 /// How long a guest may take to write back and switch off.
@@ -278,7 +279,7 @@ fn find_capacity(
         let Ok(device) = &one.device else { continue };
         runner.progress.say(&format!("{stage}  {}  what it carries", one.arm.name));
         one.refresh(&shell)?;
-        let words = fio::args(rated::JOB, &fio::Target::Path(device.clone()), &settings);
+        let words = fio::args(rated::JOB, &Target::Path(device.clone()), &settings);
         let output = shell.run(&inside::fio_line(&words), Duration::from_secs(120));
         // What fails here fails in its rounds again, and says so.
         let measured = output.and_then(|text| fio::parse(&text.stdout, rated::JOB, &settings));

@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::process;
 use crate::run::mark::Mark;
 use crate::stop::Stop;
-use crate::workload::fio::{Job, Target};
+use crate::workload::job::{Job, Target};
 use crate::workload::machine::{Files, Logged, Machine, Tool};
 use crate::workload::{Measured, Settings, fio, load, rated};
 
@@ -201,7 +201,7 @@ fn shell(script: &str) -> Command {
 
 /// Runs one of fio's jobs.
 pub fn run_fio(
-    job: fio::Job,
+    job: Job,
     target: &Target,
     settings: &Settings,
     limit: Duration,

@@ -19,7 +19,7 @@ use crate::run::running::Running;
 use crate::run::scratch::settle;
 use crate::sample::Stage as Name;
 use crate::stop::Stop;
-use crate::workload::fio::Target;
+use crate::workload::job::Target;
 use crate::workload::{Client, Settings, Workload, rated};
 
 /// Seconds in which a server starts and ends.

@@ -13,7 +13,7 @@ use crate::run::meter;
 use crate::run::scratch::settle;
 use crate::sample::Layer;
 use crate::stop::Stop;
-use crate::workload::fio::{Job, Target};
+use crate::workload::job::{Job, Target};
 use crate::workload::machine::{Files, Logged, Machine, Tool};
 use crate::workload::{Measured, Settings, Workload, fio, rated};
 

@@ -25,7 +25,7 @@ use crate::run::running::Running;
 use crate::run::scratch::{settle, wait_unlocked};
 use crate::sample::Stage as Name;
 use crate::stop::Stop;
-use crate::workload::fio::{Job, escape};
+use crate::workload::job::{Job, escape};
 use crate::workload::two::{self, Load, Shape};
 use crate::workload::{Measured, Settings, Workload, load};
 

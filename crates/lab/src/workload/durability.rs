@@ -5,7 +5,7 @@ use std::path::Path;
 
 use ringtap_guest::fio::Report;
 
-use super::fio::Target;
+use super::job::Target;
 use super::{Client, Listed, Measured, Settings, Workload};
 use crate::env::{Env, Missing};
 use crate::error::Result;

@@ -4,7 +4,8 @@ use std::path::Path;
 
 use ringtap_guest::fio::Report;
 
-use super::fio::{self, Target, escape};
+use super::fio;
+use super::job::{Target, escape};
 use super::machine::Machine;
 use super::{Client, Listed, Measured, Settings, Workload};
 use crate::error::{Error, Result};

@@ -4,7 +4,8 @@ use std::path::Path;
 
 use ringtap_load::{Latency, Outcome};
 
-use super::fio::{BEYOND, Job, carried};
+use super::fio::{BEYOND, carried};
+use super::job::Job;
 use super::two::Load;
 use super::{Measured, Settings};
 use crate::error::{Error, Result};

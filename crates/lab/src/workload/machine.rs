@@ -1,6 +1,6 @@
 //! Where a workload runs, as it sees it: this machine or a guest, and the disk that is measured. Stages say how the programs are run there.
 
-use super::fio::{Job, Target};
+use super::job::{Job, Target};
 use super::{Measured, Settings};
 use crate::error::{Error, Result};
 

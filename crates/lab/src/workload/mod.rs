@@ -2,6 +2,7 @@
 //! made of it, so that one more touches that file alone.
 
 pub mod fiofile;
+pub mod job;
 pub mod load;
 pub mod machine;
 
@@ -12,6 +13,7 @@ use std::time::Duration;
 use crate::env::{Env, Missing};
 use crate::error::{Error, Result};
 use crate::sample::{Metric, Metrics, Stage};
+use job::Job;
 use machine::Machine;
 
 /// The files with workloads, in the order in which those run on an arm: reads before what rewrites the disk's content.
@@ -88,7 +90,7 @@ pub trait Workload: Sync {
         true
     }
     /// What fio does for it.
-    fn job(&self) -> Option<fio::Job> {
+    fn job(&self) -> Option<Job> {
         None
     }
     /// What fio does in two loads at once.

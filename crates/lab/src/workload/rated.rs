@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use ringtap_guest::fio::Report;
 
-use super::fio::{BEYOND, Job, Target, percentiles};
+use super::fio::{BEYOND, percentiles};
+use super::job::{Job, Target};
 use super::machine::Machine;
 use super::{Client, Listed, Measured, Settings, Workload};
 use crate::error::Result;

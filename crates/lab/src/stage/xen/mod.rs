@@ -31,7 +31,7 @@ use crate::run::running::Running;
 use crate::run::scratch::settle;
 use crate::sample::{Layer, Stage as Name};
 use crate::stop::Stop;
-use crate::workload::fio::Target;
+use crate::workload::job::Target;
 use crate::workload::{Workload, durability};
 use machine::{Disk, FIRST_MEMORY, Machine, Needs};
 
