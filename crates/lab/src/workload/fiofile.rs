@@ -23,7 +23,68 @@ const OURS: [&str; 8] = [
     "filesize",
 ];
 
-/// Reads and checks a job file: at least one job, and nothing that runs a program or includes a file.
+/// Keys that say what is done to the disk, when, and how it is counted; not those by which fio opens, writes or removes
+/// files of its own, or runs programs. A list of what may be: a later fio has keys that nobody has looked at.
+#[rustfmt::skip]
+const KEYS: &[&str] = &[
+    "allrandrepeat", "ba", "blockalign", "blocksize", "blocksize_range", "blocksize_unaligned", "bs", "bs_is_seq_rand",
+    "bs_unaligned", "bsrange", "bssplit", "buffer_compress_chunk", "buffer_compress_percentage", "buffer_pattern", "buffered",
+    "bwavgtime", "clat_percentiles", "clocksource", "cmdprio", "cmdprio_bssplit", "cmdprio_class", "cmdprio_percentage",
+    "continue_on_error", "cpumask", "cpus_allowed", "cpus_allowed_policy", "dedupe_global", "dedupe_mode", "dedupe_percentage",
+    "dedupe_working_set_percentage", "description", "direct", "disable_bw_measurement", "disable_clat", "disable_lat",
+    "disable_slat", "disk_util", "do_verify", "end_fsync", "exit_what", "exitall", "exitall_on_error", "fadvise_hint",
+    "fallocate", "fdatasync", "file_service_type", "fixedbufs", "flow", "flow_id", "flow_sleep", "force_async", "fsync",
+    "fsync_on_close", "group_reporting", "gtod_cpu", "gtod_reduce", "hipri", "hugepage-size", "ignore_error", "invalidate",
+    "io_limit", "io_size", "io_submit_mode", "iodepth", "iodepth_batch", "iodepth_batch_complete",
+    "iodepth_batch_complete_max", "iodepth_batch_complete_min", "iodepth_batch_submit", "iodepth_low", "ioengine", "iomem",
+    "iopsavgtime", "kb_base", "lat_percentiles", "latency_percentile", "latency_run", "latency_target", "latency_window",
+    "lockmem", "loops", "max_latency", "max_open_zones", "mem", "name", "new_group", "nice", "nonvectored", "norandommap", "nowait",
+    "nrfiles", "numa_cpu_nodes", "numa_mem_policy", "number_ios", "numjobs", "offset", "offset_align", "offset_increment",
+    "openfiles", "overwrite", "percentage_random", "percentile_list", "pre_read", "prio", "prioclass", "random_distribution",
+    "random_generator", "randrepeat", "randseed", "ramp_time", "rate", "rate_cycle", "rate_ignore_thinktime", "rate_iops",
+    "rate_iops_min", "rate_min", "rate_process", "ratecycle", "ratemin", "readwrite", "refill_buffers", "registerfiles", "runtime", "rw",
+    "rw_sequencer", "rwmixread", "rwmixwrite", "scramble_buffers", "serialize_overlap", "significant_figures",
+    "slat_percentiles", "sqthread_poll", "sqthread_poll_cpu", "startdelay", "steadystate", "steadystate_duration",
+    "steadystate_ramp_time", "stonewall", "sync", "sync_file_range", "thinktime", "thinktime_blocks", "thinktime_blocks_type",
+    "thinktime_iotime", "thinktime_spin", "thread", "time_based", "trim_backlog", "trim_backlog_batch", "trim_percentage",
+    "uncached", "unified_rw_reporting", "unit_base", "verify", "verify_backlog", "verify_fatal", "verify_interval",
+    "verify_pattern", "wait_for", "wait_for_previous", "zero_buffers", "zonemode", "zonerange", "zonesize", "zoneskip",
+];
+
+/// Engines that do their I/O on the file of `filename`.
+const ENGINES: [&str; 10] = [
+    "io_uring", "libaio", "mmap", "posixaio", "psync", "pvsync", "pvsync2", "splice", "sync", "vsync",
+];
+
+/// Why a line may not be run, if so.
+fn refusal(line: &str) -> Option<String> {
+    // fio ends a line at either, wherever it stands.
+    let line = line.split([';', '#']).next().unwrap_or("").trim();
+    let (key, value) = line.split_once('=').unwrap_or((line, ""));
+    let (key, value) = (key.trim(), value.trim());
+    if key.is_empty() || key.starts_with('[') || OURS.contains(&key) {
+        return None;
+    }
+    if line.starts_with("include") {
+        return Some("includes another file; put it in".into());
+    }
+    if !KEYS.contains(&key) {
+        return Some(format!("{key} reaches beyond the disk, or is not known here; remove it"));
+    }
+    if key == "ioengine" && !ENGINES.contains(&value) {
+        return Some(format!(
+            "the engine {value} is not known to stay on the disk; these are: {}",
+            ENGINES.join(", ")
+        ));
+    }
+    // mmap:FILE has its buffers in a file, which is overwritten; a variable may say so.
+    if ["mem", "iomem"].contains(&key) && value.contains([':', '$']) {
+        return Some(format!("{key}={value} writes to a file; give only the kind of memory"));
+    }
+    None
+}
+
+/// Reads and checks a job file: at least one job, and nothing that goes elsewhere than to the disk.
 pub fn check(path: &Path) -> Result<String> {
     let text = std::fs::read_to_string(path).map_err(Error::file("read the fio job file", path))?;
     let refuse = |line: usize, why: String| {
@@ -38,12 +99,8 @@ pub fn check(path: &Path) -> Result<String> {
             };
             jobs += usize::from(name != "global");
         }
-        let key = line.split('=').next().unwrap_or("").trim();
-        if ["exec_prerun", "exec_postrun", "ioscheduler", "read_iolog"].contains(&key) {
-            return refuse(at + 1, format!("{key} reaches beyond the disk; remove it"));
-        }
-        if line.starts_with("include") {
-            return refuse(at + 1, "includes another file; put it in".into());
+        if let Some(why) = refusal(line) {
+            return refuse(at + 1, why);
         }
     }
     if jobs == 0 {
@@ -221,5 +278,53 @@ mod tests {
         let error = check("[a]\nexec_prerun=rm -rf /\n").unwrap_err().to_string();
         assert!(error.contains("line 2") && error.contains("exec_prerun"), "{error}");
         assert!(check("[a\n").is_err());
+    }
+
+    #[test]
+    fn what_goes_elsewhere_than_to_the_disk_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("job.fio");
+        let check = |line: &str| {
+            std::fs::write(&path, format!("[a]\nrw=randwrite\n{line}\n")).unwrap();
+            check(&path)
+        };
+        for line in [
+            "opendir=/home",
+            "opendir = /home",
+            "write_iolog=/etc/x",
+            "write_bw_log=x",
+            "verify_dump",
+            "verify_state_save=1",
+            "unlink=1",
+            "file_append=1",
+            "fill_device=1",
+            "merge_blktrace_file=/x",
+            "cgroup=x",
+            "mem=mmap:/home/x",
+            "iomem=$X",
+            "ioengine=exec",
+            "ioengine=filedelete",
+            "ioengine=external:/x.so",
+            "ioengine=net # a comment",
+            "ioengine=$E",
+            "include other.fio",
+            "${KEY}=1",
+        ] {
+            let error = check(line).expect_err(line).to_string();
+            assert!(error.contains("line 3"), "{error}");
+        }
+        for line in [
+            "; a comment",
+            "# opendir=/x",
+            "ioengine=libaio ; a comment",
+            "mem = mmap",
+            "readwrite=read",
+            "bssplit=4k/50:64k/50",
+            "filename=/etc/passwd",
+            "stonewall",
+            "time_based",
+        ] {
+            check(line).unwrap_or_else(|e| panic!("{line}: {e}"));
+        }
     }
 }
