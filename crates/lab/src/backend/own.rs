@@ -206,6 +206,15 @@ pub fn read(path: &Path) -> Result<Vec<Own>> {
 
 fn bytes_of(path: &Path) -> Result<u64> {
     use std::io::{Seek, SeekFrom};
+    use std::os::unix::fs::FileTypeExt;
+    // Looked at before it is opened: a pipe would hold who opens it.
+    let kind = std::fs::metadata(path).map_err(Error::file("look at", path))?.file_type();
+    if !kind.is_file() && !kind.is_block_device() {
+        return Err(Error::Plan(format!(
+            "{} is no file and no block device: name a raw image or a device",
+            path.display()
+        )));
+    }
     let mut file = std::fs::File::open(path).map_err(Error::file("open", path))?;
     file.seek(SeekFrom::End(0)).map_err(Error::file("find the size of", path))
 }
@@ -420,6 +429,22 @@ mod tests {
         let own = Own { image: Some(file.path().into()), ..Own::named("x".into()) };
         assert!(own.check(1 << 20).is_ok());
         assert!(own.check(2 << 20).unwrap_err().to_string().contains("--size 1M"));
+    }
+
+    #[test]
+    fn what_is_no_image_and_no_device_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let pipe = dir.path().join("pipe");
+        let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+        rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, mode).unwrap();
+        for path in [dir.path(), &pipe, Path::new("/dev/zero")] {
+            let own = Own { image: Some(path.into()), ..Own::named("x".into()) };
+            let (ended, end) = std::sync::mpsc::channel();
+            std::thread::spawn(move || ended.send(own.check(0).map_err(|e| e.to_string())));
+            let refused = end.recv_timeout(std::time::Duration::from_secs(60));
+            let error = refused.expect("it waits for a pipe").unwrap_err();
+            assert!(error.contains("no file and no block device"), "{error}");
+        }
     }
 
     #[test]

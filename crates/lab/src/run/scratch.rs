@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use rand::{RngCore, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use rustix::fs::{Advice, FlockOperation, fadvise, flock, statvfs};
+use rustix::fs::{Advice, FlockOperation, Mode, OFlags, fadvise, flock, statvfs};
 use tempfile::TempDir;
 
 use crate::backend::volume;
@@ -128,7 +128,7 @@ pub fn sweep(parent: &Path, grace: Duration) {
         if !matches!(age, Ok(Ok(age)) if age >= grace) {
             continue;
         }
-        let Ok(lock) = File::open(folder.join(OWNER)) else { continue };
+        let Some(lock) = owner(&folder) else { continue };
         if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
             continue;
         }
@@ -144,6 +144,16 @@ pub fn sweep(parent: &Path, grace: Duration) {
             eprintln!("removed what a killed lab had left: {}", folder.display());
         }
     }
+}
+
+/// The file of a scratch folder that its lab keeps locked, where folder and file are this user's: where temporary files go
+/// others make folders of such names, too, and a pipe in one would hold who opens it.
+fn owner(folder: &Path) -> Option<File> {
+    let ours = |meta: &fs::Metadata| meta.uid() == rustix::process::geteuid().as_raw();
+    fs::symlink_metadata(folder).ok().filter(|meta| meta.is_dir() && ours(meta))?;
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = File::from(rustix::fs::open(folder.join(OWNER), flags, Mode::empty()).ok()?);
+    file.metadata().is_ok_and(|meta| meta.is_file() && ours(&meta)).then_some(file)
 }
 
 /// Unmounts what is mounted below a folder, the innermost first.
@@ -257,6 +267,40 @@ mod tests {
             assert!(!backing.contains(left.to_str().unwrap()), "still attached: {backing}");
             // It is detached already; doing it again would hit another's.
             std::mem::forget(device);
+        }
+    }
+
+    /// It waited for a writer for ever.
+    #[test]
+    fn what_others_put_there_holds_no_sweep() {
+        let parent = tempfile::tempdir().unwrap();
+        let make = |name: &str| {
+            let folder = parent.path().join(format!("{PREFIX}{name}"));
+            fs::create_dir(&folder).unwrap();
+            folder
+        };
+        let (piped, linked) = (make("pipe"), make("link"));
+        let pipe = piped.join(OWNER);
+        rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, Mode::RUSR | Mode::WUSR).unwrap();
+        fs::write(parent.path().join("file"), "").unwrap();
+        std::os::unix::fs::symlink(parent.path().join("file"), linked.join(OWNER)).unwrap();
+        let (ended, end) = std::sync::mpsc::channel();
+        let at = parent.path().to_owned();
+        std::thread::spawn(move || {
+            sweep(&at, Duration::ZERO);
+            let _ = ended.send(());
+        });
+        let swept = end.recv_timeout(Duration::from_secs(60));
+        // Whoever still waits for a writer has one.
+        let _ = rustix::fs::open(&pipe, OFlags::WRONLY | OFlags::NONBLOCK, Mode::empty());
+        swept.expect("the sweep waits for what a pipe gives");
+        assert!(piped.exists() && linked.exists(), "none of the lab's");
+        if rustix::process::geteuid().is_root() {
+            let others = make("others");
+            drop(own(&others).unwrap());
+            std::os::unix::fs::chown(others.join(OWNER), Some(12_345), None).unwrap();
+            sweep(parent.path(), Duration::ZERO);
+            assert!(others.exists(), "another user's");
         }
     }
 }
