@@ -52,6 +52,7 @@ pub struct Drive {
     cache: Cache,
     aio: Aio,
     io_thread: bool,
+    read_only: bool,
 }
 
 impl Drive {
@@ -63,6 +64,7 @@ impl Drive {
             cache: Cache::None,
             aio: Aio::Threads,
             io_thread: false,
+            read_only: false,
         }
     }
 
@@ -94,6 +96,13 @@ impl Drive {
         self
     }
 
+    /// Opened for reading alone; the guest is told.
+    #[must_use]
+    pub fn read_only(mut self) -> Self {
+        self.read_only = true;
+        self
+    }
+
     pub(crate) fn argument(&self, id: &str, link: &str) -> String {
         let cache = match self.cache {
             Cache::None => "none",
@@ -107,7 +116,10 @@ impl Drive {
             Aio::IoUring => "io_uring",
         };
         let format = &self.format;
-        format!("if=none,id={id},file={link},format={format},cache={cache},aio={aio},discard=unmap")
+        let read_only = if self.read_only { ",read-only=on" } else { "" };
+        format!(
+            "if=none,id={id},file={link},format={format},cache={cache},aio={aio},discard=unmap{read_only}"
+        )
     }
 }
 
@@ -538,6 +550,13 @@ pub(crate) fn advise(console: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_drive_that_is_only_read_says_so() {
+        let argument = |drive: Drive| drive.argument("d0", "/x");
+        assert!(argument(Drive::raw("/x").read_only()).ends_with(",read-only=on"));
+        assert!(!argument(Drive::raw("/x")).contains("read-only"));
+    }
 
     #[test]
     fn four_ide_disks_are_two_on_each_bus() {

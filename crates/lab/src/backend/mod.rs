@@ -356,6 +356,10 @@ pub trait Backend: Sync {
     fn guest_sets_cache(&self) -> Option<WriteCache> {
         None
     }
+    /// Whether its disk is the user's and nothing may write to it: what opens it opens it for reading.
+    fn only_read(&self) -> bool {
+        false
+    }
     /// Whether its disk lies in a Ceph, which the stage starts for all that do.
     fn in_ceph(&self) -> bool {
         false

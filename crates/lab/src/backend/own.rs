@@ -145,7 +145,15 @@ impl Own {
                 }
                 words(&line)?;
             }
-            Way::Qemu(text) => drop(qemu_words(&text, "d0")?),
+            Way::Qemu(text) => {
+                qemu_words(&text, "d0")?;
+                if !self.overwrite && !may_be_read_only(&text) {
+                    return refuse(format!(
+                        "QEMU would open {text:?} for writing, and its disk is only to be read: write read-only=on there, or give \
+                         --overwrite if nothing on it is needed"
+                    ));
+                }
+            }
             Way::Nbd(_) | Way::VhostUser(_) => {}
         }
         if let Some(stages) = &self.stages {
@@ -238,6 +246,24 @@ fn qemu_words(text: &str, id: &str) -> Result<Vec<String>> {
     Ok(words(text)?.into_iter().map(|word| word.replace("{id}", id)).collect())
 }
 
+/// Whether QEMU's arguments open their disk for reading alone; None where they say neither.
+fn read_only(text: &str) -> Option<bool> {
+    let json: String = text.chars().filter(|c| !c.is_whitespace()).collect();
+    if let Some((_, value)) = json.split_once("\"read-only\":") {
+        return Some(value.starts_with("true"));
+    }
+    // A doubled comma is one in a file's name.
+    let text = text.replace(",,", "");
+    let mut values = text.split([',', ' ', '\'', '"']).filter_map(|word| word.split_once('='));
+    let value = values.rfind(|(key, _)| ["readonly", "read-only"].contains(key))?.1;
+    Some(["on", "true", "yes"].contains(&value))
+}
+
+/// Whether they do, or can be made to: to the options of `-drive` alone one more can be added.
+fn may_be_read_only(text: &str) -> bool {
+    read_only(text).unwrap_or(!text.trim_start().starts_with('-'))
+}
+
 /// The UNIX socket of an NBD URI.
 fn socket_of(uri: &str) -> Option<PathBuf> {
     let (_, query) = uri.strip_prefix("nbd+unix://")?.split_once('?')?;
@@ -291,7 +317,11 @@ impl Backend for Added {
             }
             Way::Qemu(text) => {
                 // The guest gives it its place.
-                let words = qemu_words(text, "{id}")?;
+                let mut text = text.clone();
+                if !self.0.overwrite && read_only(&text).is_none() {
+                    text += ",read-only=on";
+                }
+                let words = qemu_words(&text, "{id}")?;
                 return Ok(Served::reached(Access::QemuOwn(words)));
             }
             Way::Serve { line, nbd } => (line, *nbd),
@@ -315,6 +345,10 @@ impl Backend for Added {
 
     fn cached(&self) -> bool {
         self.0.cached
+    }
+
+    fn only_read(&self) -> bool {
+        !self.0.overwrite && !matches!(self.1, Way::Serve { .. })
     }
 
     fn remark(&self) -> Option<&'static str> {
@@ -350,10 +384,11 @@ impl Added {
 }
 
 /// In a guest QEMU opens what is a file or device of the host.
-pub fn in_guest(access: Access) -> Access {
+pub fn in_guest(access: Access, only_read: bool) -> Access {
     match access {
         Access::File(path) | Access::Block(path) => {
             let drive = Drive::raw(path).cache(Cache::None).aio(Aio::Native);
+            let drive = if only_read { drive.read_only() } else { drive };
             Access::Qemu { attach: vm::Attach::Virtio, drive }
         }
         other => other,
@@ -461,6 +496,55 @@ mod tests {
         assert!(refused.remedy.contains("--overwrite"));
         assert!(added(true).refuses(of("randwrite-4k-qd32")).is_none());
         assert!(added(true).refuses(of("durability")).is_some());
+    }
+
+    #[test]
+    fn qemu_opens_for_reading_what_may_not_be_lost() {
+        let own = |text: &str, overwrite| {
+            let qemu = Some(text.into());
+            Own { overwrite, qemu, ..Own::named("x".into()) }
+        };
+        let words = |text: &str, overwrite| {
+            let own = own(text, overwrite);
+            let dir = Path::new("/nonexistent");
+            let (env, stop) = (Env::new(dir.into(), dir.into()), crate::stop::Stop::default());
+            let log = dir.into();
+            let context = Context { env: &env, disk: dir, sockets: dir, log, stop: &stop };
+            match Added(own.clone(), own.way().unwrap()).start(&context).unwrap().access {
+                Access::QemuOwn(words) => words.join(" "),
+                other => panic!("{other:?}"),
+            }
+        };
+        assert!(words("file=/x,format=raw", false).ends_with("format=raw,read-only=on"));
+        assert!(words("file=/x,readonly=on", false).ends_with("file=/x,readonly=on"));
+        assert!(!words("file=/x", true).contains("read-only"));
+        let file = "-drive if=none,id={id},file=/x";
+        for text in [
+            file,
+            "file=/x,readonly=off",
+            "-drive if=none,id={id},file=/x,,readonly=on",
+            "-blockdev {\"node-name\":\"{id}\", \"read-only\": false}",
+        ] {
+            let error = own(text, false).check(1).expect_err(text).to_string();
+            assert!(error.contains("read-only=on") && error.contains("--overwrite"), "{error}");
+            assert!(own(text, true).check(1).is_ok(), "{text}");
+        }
+        for text in [
+            "-drive if=none,id={id},file=/x,read-only=on",
+            "-blockdev {\"node-name\":\"{id}\", \"read-only\": true}",
+        ] {
+            assert!(own(text, false).check(1).is_ok(), "{text}");
+        }
+        // An image and a device are given to QEMU by the lab.
+        let drive = |only_read| match in_guest(Access::File("/x".into()), only_read) {
+            Access::Qemu { drive, .. } => format!("{drive:?}"),
+            other => panic!("{other:?}"),
+        };
+        assert_ne!(drive(true), drive(false));
+        assert!(drive(true).contains("read_only: true"));
+        let image = Own { image: Some("/x".into()), ..Own::named("x".into()) };
+        let only_read = |own: &Own| Added(own.clone(), own.way().unwrap()).only_read();
+        assert!(only_read(&image) && !only_read(&Own { overwrite: true, ..image }));
     }
 
     #[test]

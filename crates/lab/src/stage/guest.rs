@@ -373,7 +373,7 @@ pub fn attach<'a>(
         .and_then(|disk| runner.start_nth(stage, arm, &disk, nth).map(|served| (served, disk)));
     match served {
         Ok((mut served, disk)) => {
-            served.access = own::in_guest(served.access);
+            served.access = own::in_guest(served.access, arm.entry.backend.only_read());
             if let Some(server) = &served.server {
                 let command = server.command_line.clone();
                 runner.remember_command(stage, &arm.name, &command)?;
