@@ -15,8 +15,9 @@ use super::steady::Steadiness;
 use super::svg::Point;
 use crate::backend;
 use crate::run::folder::{Arm, Record};
-use crate::sample::{Metric, Sample, Stage, Value};
+use crate::sample::{Better, Metric, Sample, Stage, Value};
 use crate::stats::Paired;
+use crate::stats::decision::{self, Control, Decision, Member, Sensitivity};
 use crate::workload::{self, Workload};
 
 /// Samples of an arm that failed with the same error.
@@ -101,6 +102,31 @@ impl Analysis {
         let boot = |round: u32| self.boots.get(&(stage, round)).copied();
         let seed = self.run.plan.seed;
         Some(Paired::new(&ours.values, &theirs.values, metric.better(), seed, &boot))
+    }
+
+    /// An arm's values against the constant 1, as the only comparison of a family: for what is a share already, as what one of
+    /// two loads keeps.
+    pub fn beside_one(
+        &self,
+        stage: Stage,
+        arm: &str,
+        workload: &str,
+        metric: Metric,
+    ) -> Option<Decision> {
+        let ours = self.find(stage, arm, workload, metric)?;
+        let ones: Vec<(u32, Value)> =
+            ours.values.iter().map(|(round, _)| (*round, 1.0.into())).collect();
+        let boot = |round: u32| self.boots.get(&(stage, round)).copied();
+        let plan = &self.run.plan;
+        let paired = Paired::new(&ours.values, &ones, Better::Higher, plan.seed, &boot);
+        let floor = self.floor(stage, workload, metric);
+        let member = Member {
+            paired: &paired,
+            control: floor.map(|floor| Control { floor: floor.floor, holds: floor.holds }),
+            sensitivity: floor.map_or(Sensitivity::Untried, |floor| floor.sensitivity),
+            same_generator: true,
+        };
+        Some(decision::family(&[member], plan.margin, plan.seed).first()?.decision)
     }
 
     /// A series.

@@ -155,10 +155,11 @@ fn tell(analysis: &Analysis, stage: Stage, told: &Told) -> Option<Table> {
 fn share(analysis: &Analysis, shared: &Shared) -> Option<(String, Answer)> {
     let Shared { stage, arm, workload, metric, published: (from, to) } = *shared;
     let series = analysis.find(stage, arm, workload, metric)?;
-    let outcome = match series.interval {
-        Some((low, _)) if low > 1.0 => Outcome::Reversed,
-        Some((low, high)) if high < 1.0 => size(series.median?.value, Some((low, high)), from, to),
-        _ => Outcome::Open,
+    let outcome = match analysis.beside_one(stage, arm, workload, metric)? {
+        Decision::Faster => Outcome::Reversed,
+        Decision::Slower => size(series.median?.value, series.interval, from, to),
+        Decision::NoDifference { .. } => Outcome::NoDifference,
+        other => undecided(other),
     };
     let keeps = with_ends(analysis, stage, arm, workload, metric)?;
     let titled = name(analysis, stage, arm);

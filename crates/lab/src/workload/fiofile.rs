@@ -53,7 +53,8 @@ const KEYS: &[&str] = &[
 
 /// Engines that do their I/O on the file of `filename`.
 const ENGINES: [&str; 10] = [
-    "io_uring", "libaio", "mmap", "posixaio", "psync", "pvsync", "pvsync2", "splice", "sync", "vsync",
+    "io_uring", "libaio", "mmap", "posixaio", "psync", "pvsync", "pvsync2", "splice", "sync",
+    "vsync",
 ];
 
 /// Why a line may not be run, if so.

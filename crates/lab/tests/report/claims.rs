@@ -112,3 +112,22 @@ fn each_of_two_guests_columns_are_told_and_what_each_keeps_is_held_against_what_
     assert!(table.heads.contains(&"block write, the first beside the other"), "{:?}", table.heads);
     assert!(table.rows.iter().any(|row| row[2].starts_with("10.0 MB/s")), "{:?}", table.rows);
 }
+
+/// What one keeps is decided as any other comparison: by twelve rounds, with a control that held.
+#[test]
+fn what_one_keeps_is_no_claim_without_rounds_or_a_control() {
+    let arms = ["virtio-raw", "ringtap-vhost", "loop", "slow"];
+    let keeps = Metric::FirstPutKeeps;
+    let whole = run(Stage::TwoVms, &arms, "two-bonnie", &[keeps], &|_, _| 0.5);
+    let outcome = |analysis: &Analysis| find(analysis, "loop", keeps).outcome;
+    assert_eq!(outcome(&whole), Some(Outcome::Held));
+    let mut few = whole.samples.clone();
+    few.retain(|sample| sample.round < 11);
+    assert_eq!(outcome(&Analysis::new(whole.run.clone(), &few)), Some(Outcome::Open));
+    let mut broken = whole.samples.clone();
+    for sample in broken.iter_mut().filter(|sample| sample.arm.ends_with("#2")) {
+        sample.metrics.values_mut().for_each(|value| value.value *= 1.5);
+    }
+    let broken = Analysis::new(whole.run.clone(), &broken);
+    assert_eq!(outcome(&broken), Some(Outcome::NotComparable));
+}
