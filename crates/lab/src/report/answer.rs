@@ -8,7 +8,7 @@ use super::row::Row;
 use crate::plan::quick;
 use crate::run::folder::Arm;
 use crate::stats::Decision;
-use crate::workload;
+use crate::workload::{self, Workload};
 
 /// More than this nobody reads as a sentence; the rest is counted.
 const LONGEST: usize = 420;
@@ -24,11 +24,14 @@ pub fn is_asked(analysis: &Analysis) -> bool {
     analysis.run.plan.questions.iter().any(|question| question.name == quick::QUESTION)
 }
 
-/// Why an arm that is faster is not named best; `None` where it may be. The ranking decides, as everywhere.
 fn barred(analysis: &Analysis, win: &Win<'_>) -> Option<&'static str> {
     let known = |arm: &&Arm| arm.stage == win.row.stage && arm.name == win.winner;
     let Some(arm) = analysis.run.arms.iter().find(known) else { return Some("not in the run") };
-    let load = workload::find(&win.row.workload)?;
+    why_unranked(analysis, arm, workload::find(&win.row.workload)?)
+}
+
+/// Why an arm that is faster is not named best; `None` where it may be. The ranking decides, as everywhere.
+pub fn why_unranked(analysis: &Analysis, arm: &Arm, load: &dyn Workload) -> Option<&'static str> {
     if ranking::is_ranked(analysis, arm, load) {
         return None;
     }

@@ -73,3 +73,35 @@ fn row_of<'a>(page: &'a Html, table: &str, way: &str) -> scraper::ElementRef<'a>
     let found = rows.find(|row| row.text().collect::<String>().starts_with(way));
     found.unwrap_or_else(|| panic!("no {way} in {table}"))
 }
+
+/// The first sentence names nobody faster whom the ranking leaves out.
+#[test]
+fn the_first_sentence_does_not_rank_who_is_not_ranked() {
+    let headline = |flushes: &[(&str, f64)], speed: f64| {
+        let mut all = samples(12);
+        all.retain(|sample| sample.workload == "randread-4k-qd32" && !sample.arm.ends_with("nbd"));
+        for sample in all.iter_mut().filter(|sample| sample.arm == "loop-direct") {
+            sample.metrics.values_mut().for_each(|value| value.value *= speed);
+        }
+        let mut analysis = checked(flushes, all);
+        analysis.run.arms.retain(|arm| arm.name != "loop" && !arm.name.ends_with("nbd"));
+        let page = Html::parse_document(&page::render(&analysis));
+        let h1 = Selector::parse("h1").unwrap();
+        page.select(&h1).map(|h1| h1.text().collect::<String>()).collect::<String>()
+    };
+    let both = [("native", 1.0), ("loop-direct", 1.0)];
+    assert!(headline(&both, 1.5).contains(": faster in "), "{}", headline(&both, 1.5));
+    let liar = headline(&[("native", 1.0), ("loop-direct", 0.0)], 1.5);
+    assert!(
+        !liar.contains("faster in") && liar.contains("not ranked (passes on no flush)"),
+        "{liar}"
+    );
+    let unchecked = headline(&[("native", 1.0)], 1.5);
+    assert!(
+        !unchecked.contains("faster in") && unchecked.contains("not ranked (flushes not counted)"),
+        "{unchecked}"
+    );
+    // The reference may be who is not ranked.
+    let behind = headline(&[("native", 0.0), ("loop-direct", 1.0)], 0.5);
+    assert!(!behind.contains("slower in") && behind.contains("not ranked"), "{behind}");
+}

@@ -2,7 +2,7 @@
 
 use maud::{Markup, html};
 
-use super::view::{self, View, Way};
+use super::view::{self, Load, View, Way};
 use super::{anchor, forest, names};
 use crate::report::analysis::Analysis;
 use crate::report::finding::{Answer, Outcome};
@@ -102,7 +102,7 @@ pub fn answer(analysis: &Analysis, views: &[View<'_>]) -> String {
     let way = ours.or(view.ways.iter().find(|way| way.label != view.against));
     way.map_or_else(
         || format!("Only {} was measured: there is nothing to compare it with.", view.against),
-        |way| beside(view, way),
+        |way| beside(analysis, view, way),
     )
 }
 
@@ -110,13 +110,24 @@ fn is_ours(way: &Way<'_>) -> bool {
     way.arm.backend.starts_with("ringtap") || way.arm.backend.starts_with("tap-")
 }
 
-/// One way beside the reference, load by load.
-fn beside(view: &View<'_>, way: &Way<'_>) -> String {
-    let of = |class: &str| -> Vec<String> {
+/// One way beside the reference, load by load. Who is faster and is not ranked is not told without the reason.
+fn beside(analysis: &Analysis, view: &View<'_>, way: &Way<'_>) -> String {
+    let reference = view.ways.iter().find(|way| way.label == view.against);
+    let barred = |class: &str, load: &Load| {
+        let better = match class {
+            "faster" => Some(way),
+            "slower" => reference,
+            _ => None,
+        };
+        better.and_then(|way| answer::why_unranked(analysis, way.arm, load.workload))
+    };
+    let cells = || {
         let cells = way.cells.iter().zip(&view.loads);
-        cells
-            .filter_map(|(cell, load)| cell.as_ref().map(|cell| (cell, load)))
-            .filter(|(cell, _)| cell.word.class == class)
+        cells.filter_map(|(cell, load)| cell.as_ref().map(|cell| (cell, load)))
+    };
+    let of = |class: &str| -> Vec<String> {
+        cells()
+            .filter(|(cell, load)| cell.word.class == class && barred(class, load).is_none())
             .map(|(cell, load)| match cell.ratio.filter(|_| class != "same") {
                 Some(ratio) if class != "open" => {
                     format!("{} ({}×)", load.title, format::digits(ratio))
@@ -125,7 +136,7 @@ fn beside(view: &View<'_>, way: &Way<'_>) -> String {
             })
             .collect()
     };
-    let parts: Vec<String> = [
+    let mut parts: Vec<String> = [
         ("faster", "faster in"),
         ("slower", "slower in"),
         ("same", "no different in"),
@@ -137,6 +148,14 @@ fn beside(view: &View<'_>, way: &Way<'_>) -> String {
         (!loads.is_empty()).then(|| format!("{what} {}", listed(&loads)))
     })
     .collect();
+    let mut reasons: Vec<(&str, &str)> = Vec::new();
+    for (cell, load) in cells() {
+        let class = cell.word.class;
+        let winner = if class == "faster" { way.label.as_str() } else { view.against.as_str() };
+        reasons.extend(barred(class, load).map(|why| (winner, why)));
+    }
+    reasons.dedup();
+    parts.extend(reasons.iter().map(|(way, why)| format!("{way} not ranked ({why})")));
     if parts.is_empty() {
         return format!("{} beside {}: no verdict in any load.", way.label, view.against);
     }
