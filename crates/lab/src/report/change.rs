@@ -5,8 +5,9 @@ use std::fmt::Write;
 use serde::Serialize;
 
 use super::across::{self, Unlike};
-use super::analysis::Analysis;
+use super::analysis::{Analysis, Failure};
 use super::format;
+use crate::run::folder::State;
 use crate::sample::{Better, Metric, Stage, Value};
 use crate::stats::{FEWEST_ROUNDS, decision, family, interval};
 use crate::workload;
@@ -83,6 +84,10 @@ pub struct Comparison {
     pub changes: Vec<Change>,
     /// What only one of them measured.
     pub only: Vec<Only>,
+    /// Samples of the later run that failed.
+    pub failed: Vec<Failure>,
+    /// The later run's state, where it did not come to its end.
+    pub partial: Option<String>,
 }
 
 /// "better" and "worse" as verdicts.
@@ -131,7 +136,13 @@ pub fn compare(before: &Analysis, after: &Analysis) -> Comparison {
             change.verdict = decide(change).into();
         }
     }
-    Comparison { unlike, changes, only: only(before, after) }
+    Comparison {
+        unlike,
+        changes,
+        only: only(before, after),
+        failed: after.failures.clone(),
+        partial: (after.run.state != State::Complete).then(|| super::state_in_words(after)),
+    }
 }
 
 /// Why nothing is said of a load however many rounds there are: without an A/A control that held in both runs, nobody knows

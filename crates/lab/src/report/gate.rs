@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use super::analysis::Failure;
 use super::change::{Change, Comparison, Only};
 use super::format;
 use super::limit::Limit;
@@ -17,6 +18,10 @@ pub struct Gate {
     pub worse: Vec<String>,
     /// What the earlier run had and the later one has not.
     pub lost: Vec<String>,
+    /// Samples of the later run that failed.
+    pub failed: Vec<String>,
+    /// The later run's state, where it did not come to its end.
+    pub partial: Option<String>,
     /// Changes of which nothing can be said: too few rounds, bounds, or an A/A control that failed or is missing.
     pub unsaid: usize,
 }
@@ -60,8 +65,17 @@ pub fn judge(comparison: &Comparison, limit: Limit) -> Gate {
                 format!("{} {}, {workloads}: {}", only.stage, only.arm, only.why)
             })
             .collect(),
+        failed: comparison.failed.iter().map(failure).collect(),
+        partial: comparison.partial.clone(),
         unsaid: judged.iter().filter(|change| change.p.is_none()).count(),
     }
+}
+
+/// What failed, in a line.
+fn failure(failure: &Failure) -> String {
+    let Failure { stage, arm, workloads, samples, error } = failure;
+    let error = error.lines().next().unwrap_or_default();
+    format!("{stage} {arm}, {}: {samples} samples: {error}", workloads.join(", "))
 }
 
 /// A change in a line.
@@ -81,9 +95,12 @@ pub fn in_words(change: &Change) -> String {
 }
 
 impl Gate {
-    /// Whether it can be relied on: nothing is missing, and of something a verdict was possible.
+    /// Whether it can be relied on: nothing is missing or failed, and of something a verdict was possible.
     pub fn is_whole(&self) -> bool {
-        self.lost.is_empty() && self.unsaid < self.judged
+        self.lost.is_empty()
+            && self.failed.is_empty()
+            && self.partial.is_none()
+            && self.unsaid < self.judged
     }
 
     /// What it found, a line each.
@@ -97,6 +114,13 @@ impl Gate {
         if !self.lost.is_empty() {
             text += "missing in the later run:\n";
             self.lost.iter().for_each(|line| text += &format!("  {line}\n"));
+        }
+        if !self.failed.is_empty() {
+            text += "failed in the later run:\n";
+            self.failed.iter().for_each(|line| text += &format!("  {line}\n"));
+        }
+        if let Some(state) = &self.partial {
+            text += &format!("the later run is {state}\n");
         }
         if self.unsaid > 0 {
             let unsaid = self.unsaid;

@@ -2,7 +2,7 @@
 
 use quick_junit::{NonSuccessKind, TestCase, TestCaseStatus, TestSuite};
 
-use super::analysis::Analysis;
+use super::analysis::{Analysis, Failure};
 use super::change::Comparison;
 use super::format;
 use super::gate;
@@ -44,12 +44,7 @@ fn case(analysis: &Analysis, stage: Stage, arm: &str, workload: &str) -> Option<
         .filter_map(|series| Some((series.metric, series.median?)))
         .collect();
     let status = match (failure, skip) {
-        (Some(failure), _) => {
-            let mut status = TestCaseStatus::non_success(NonSuccessKind::Error);
-            let samples = failure.samples;
-            status.set_message(format!("{samples} samples failed: {}", failure.error));
-            status
-        }
+        (Some(failure), _) => failed(failure),
         (None, Some(skip)) => {
             let mut status = TestCaseStatus::skipped();
             status.set_message(format!("{}: {}", skip.missing.reason, skip.missing.remedy));
@@ -74,14 +69,27 @@ fn case(analysis: &Analysis, stage: Stage, arm: &str, workload: &str) -> Option<
     Some(case)
 }
 
-/// Two runs: what is worse than the limit (without one: what is worse) fails, what is missing in the later run is an error,
-/// what nothing can be said of is skipped.
+fn failed(failure: &Failure) -> TestCaseStatus {
+    let mut status = TestCaseStatus::non_success(NonSuccessKind::Error);
+    status.set_message(format!("{} samples failed: {}", failure.samples, failure.error));
+    status
+}
+
+/// Two runs: what is worse than the limit (without one: what is worse) fails, what failed or is missing in the later run is an
+/// error, as is a later run that did not come to its end, what nothing can be said of is skipped.
 pub fn changes(
     comparison: &Comparison,
     limit: Option<Limit>,
 ) -> Result<String, quick_junit::SerializeError> {
     let mut report = quick_junit::Report::new("ringtap report --before");
     let limit = limit.unwrap_or_default();
+    if let Some(state) = &comparison.partial {
+        let mut status = TestCaseStatus::non_success(NonSuccessKind::Error);
+        status.set_message(state.as_str());
+        let mut suite = TestSuite::new("the later run");
+        suite.add_test_case(TestCase::new("came to its end", status));
+        report.add_test_suite(suite);
+    }
     for stage in Stage::ALL {
         let mut suite = TestSuite::new(stage.name());
         for change in comparison.changes.iter().filter(|change| change.stage == stage) {
@@ -89,6 +97,12 @@ pub fn changes(
                 let mut status = TestCaseStatus::non_success(NonSuccessKind::Failure);
                 status.set_message(gate::in_words(change));
                 status
+            } else if let Some(failure) = comparison.failed.iter().find(|failure| {
+                failure.stage == stage
+                    && failure.arm == change.arm
+                    && failure.workloads.contains(&change.workload)
+            }) {
+                failed(failure)
             } else if change.p.is_none() {
                 let mut status = TestCaseStatus::skipped();
                 status.set_message(change.verdict.as_str());

@@ -108,6 +108,30 @@ fn a_load_without_a_control_that_held_is_not_judged() {
 }
 
 #[test]
+fn what_failed_or_did_not_end_is_no_pass() {
+    let mut all = samples(10);
+    for sample in all.iter_mut().filter(|sample| sample.arm == "loop" && sample.round % 4 == 0) {
+        sample.metrics.clear();
+        sample.error = Some("no room".into());
+    }
+    let half = compared(10, &all, 10);
+    let gate = judged(&half, "5%");
+    assert!(gate.worse.is_empty() && !gate.is_whole(), "{gate:?}");
+    assert!(gate.text().contains("failed in the later run:\n  host loop, "), "{}", gate.text());
+    let name = format!("loop randread-4k-qd32 {}", Metric::Iops.title());
+    assert!(has(&cases(&junit::changes(&half, None).unwrap()), &name, is_bad));
+
+    let old = Analysis::new(record(10, State::Complete), &samples(10));
+    for state in [State::Interrupted, State::Failed, State::Running] {
+        let comparison = change::compare(&old, &Analysis::new(record(10, state), &samples(10)));
+        let gate = judged(&comparison, "5%");
+        assert!(!gate.is_whole() && gate.text().contains("PARTIAL"), "{}", gate.text());
+        let list = cases(&junit::changes(&comparison, None).unwrap());
+        assert!(has(&list, "came to its end", is_bad));
+    }
+}
+
+#[test]
 fn a_limit_is_a_share() {
     for good in ["5%", "5", "0.5 %", "0"] {
         good.parse::<Limit>().unwrap_or_else(|e| panic!("{good}: {e}"));
