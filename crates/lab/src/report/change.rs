@@ -6,8 +6,8 @@ use serde::Serialize;
 
 use super::across::{self, Unlike};
 use super::analysis::{Analysis, Failure};
-use super::format;
-use crate::run::folder::State;
+use super::{format, ranking};
+use crate::run::folder::{Arm, State};
 use crate::sample::{Better, Metric, Stage, Value};
 use crate::stats::{FEWEST_ROUNDS, decision, family, interval};
 use crate::workload;
@@ -35,7 +35,8 @@ pub struct Change {
     /// Rounds of each that count.
     pub rounds: (usize, usize),
     /// The arm by whose value of the same round each value was divided, so that a faster machine is no change: the first of
-    /// the stage that both runs have. None for that arm itself, which is as measured.
+    /// the stage that both runs have and that is not Ringtap's. None for that arm itself, which is as measured, and for all
+    /// where there is none.
     pub by: Option<String>,
     /// Times as good as before (Hodges–Lehmann); above 1 is better.
     pub ratio: Option<f64>,
@@ -222,7 +223,9 @@ fn change(
         verdict: String::new(),
     };
     let has = |run: &Analysis, name: &str| run.find(stage, name, workload, metric).is_some();
-    let mut arms = after.run.arms.iter().filter(|arm| arm.stage == stage).map(|arm| &arm.name);
+    // Ringtap is what is judged: taken by itself it would never be worse.
+    let arms = after.run.arms.iter().filter(|arm| arm.stage == stage && !is_ringtap(arm));
+    let mut arms = arms.map(|arm| &arm.name);
     let base = arms.find(|name| !name.contains('#') && has(before, name) && has(after, name));
     change.by = base.filter(|name| *name != arm).cloned();
     let logs = |run: &Analysis| logs(run, of, change.by.as_deref());
@@ -245,6 +248,14 @@ fn change(
         None => change.ratio = interval::centre_of_shift(&one, &two),
     }
     (change, (old, new))
+}
+
+/// Whether Ringtap serves an arm's disk, or a part of it.
+fn is_ringtap(arm: &Arm) -> bool {
+    let name = arm.backend.as_str();
+    let ours =
+        name.starts_with("ringtap") || name.starts_with("tap-") || name.ends_with("-on-ringtap");
+    ours || ranking::is_known_slow(arm)
 }
 
 /// Logarithms of an arm's values, each by the value of arm `by` in the same round. None where a value is a bound or no
@@ -399,8 +410,8 @@ pub fn markdown(before: &Analysis, after: &Analysis, comparison: &Comparison) ->
     for Unlike { what, before, after } in &comparison.unlike {
         let _ = writeln!(text, "| {what} | {before} | {after} |");
     }
-    text += "\nEach value is taken by that of the first backend that both runs have, in the same round, so that a faster machine \
-             is no change; that backend itself is as measured, and shows the machine.\n\n";
+    text += "\nEach value is taken by that of the first backend that both runs have and that is not Ringtap's, in the same round, so that a \
+             faster machine is no change; that backend itself is as measured, and shows the machine. Where there is none all are as measured.\n\n";
     text += "| stage | workload | metric | backend | by | before | after | times as good | 95 % | p, whole table | rounds | verdict |\n|---|---|---|---|---|---|---|---|---|---|---|---|\n";
     for change in &comparison.changes {
         let unit = change.metric.unit();

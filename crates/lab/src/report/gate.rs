@@ -16,6 +16,8 @@ pub struct Gate {
     pub judged: usize,
     /// Those worse than the limit.
     pub worse: Vec<String>,
+    /// What the others are taken by where that itself is worse than the limit: then nobody knows which of the two it was.
+    pub base: Vec<String>,
     /// What the earlier run had and the later one has not.
     pub lost: Vec<String>,
     /// Samples of the later run that failed.
@@ -37,9 +39,11 @@ fn is_judged(change: &Change, all: &[Change]) -> bool {
 /// Whether a change counts as worse than the limit: it is shown, and its ratio lies beyond the limit. The table's verdict is
 /// not asked, for its "the same" has a margin of its own.
 pub fn is_worse(change: &Change, all: &[Change], limit: Limit) -> bool {
-    is_judged(change, all)
-        && change.is_shown()
-        && change.ratio.is_some_and(|ratio| ratio < 1.0 - limit.0)
+    is_judged(change, all) && is_beyond(change, limit)
+}
+
+fn is_beyond(change: &Change, limit: Limit) -> bool {
+    change.is_shown() && change.ratio.is_some_and(|ratio| ratio < 1.0 - limit.0)
 }
 
 /// What of an earlier run a later one has not.
@@ -58,6 +62,11 @@ pub fn judge(comparison: &Comparison, limit: Limit) -> Gate {
             .iter()
             .filter(|change| is_worse(change, all, limit))
             .map(|change| in_words(change))
+            .collect(),
+        base: all
+            .iter()
+            .filter(|change| !is_judged(change, all) && is_beyond(change, limit))
+            .map(in_words)
             .collect(),
         lost: lost(comparison)
             .map(|only| {
@@ -97,7 +106,8 @@ pub fn in_words(change: &Change) -> String {
 impl Gate {
     /// Whether it can be relied on: nothing is missing or failed, and of something a verdict was possible.
     pub fn is_whole(&self) -> bool {
-        self.lost.is_empty()
+        self.base.is_empty()
+            && self.lost.is_empty()
             && self.failed.is_empty()
             && self.partial.is_none()
             && self.unsaid < self.judged
@@ -111,6 +121,10 @@ impl Gate {
             n => format!("{n} of {} judged are worse by more than {percent} %:\n", self.judged),
         };
         self.worse.iter().for_each(|line| text += &format!("  {line}\n"));
+        if !self.base.is_empty() {
+            text += "what the others are taken by is itself worse:\n";
+            self.base.iter().for_each(|line| text += &format!("  {line}\n"));
+        }
         if !self.lost.is_empty() {
             text += "missing in the later run:\n";
             self.lost.iter().for_each(|line| text += &format!("  {line}\n"));

@@ -107,6 +107,46 @@ fn a_load_without_a_control_that_held_is_not_judged() {
     }
 }
 
+/// Where Ringtap is its plan's reference it is judged all the same.
+#[test]
+fn ringtap_is_never_what_the_others_are_taken_by() {
+    let compare = |kept: &[&str], slow: &str| {
+        let run = |share: f64| {
+            let mut all = samples(12);
+            all.retain(|sample| sample.workload == "randread-4k-qd32");
+            for sample in &mut all {
+                // The first arm, its twin and another's, without the drift of the machine.
+                let drift = 1.0 + 0.2 * f64::from(sample.round);
+                let of = if sample.arm.trim_end_matches("#2") == slow { share } else { 1.0 };
+                sample.metrics.values_mut().for_each(|value| value.value *= of / drift);
+            }
+            for sample in &mut all {
+                sample.arm = sample.arm.replace("native", "ringtap-first");
+            }
+            let mut record = record(12, State::Complete);
+            for arm in &mut record.arms {
+                arm.name = arm.name.replace("native", "ringtap-first");
+                arm.backend = arm.backend.replace("native", "ringtap-first");
+            }
+            record.arms.retain(|arm| kept.contains(&arm.name.trim_end_matches("#2")));
+            Analysis::new(record, &all)
+        };
+        change::compare(&run(1.0), &run(0.5))
+    };
+    let comparison = compare(&["ringtap-first", "qemu-nbd"], "native");
+    let ours = comparison.changes.iter().find(|change| change.arm == "ringtap-first").unwrap();
+    assert_eq!(ours.by.as_deref(), Some("qemu-nbd"));
+    let gate = judged(&comparison, "5%");
+    assert!(gate.worse.len() == 1 && gate.worse[0].contains("ringtap-first"), "{gate:?}");
+    // Alone it is as measured.
+    let gate = judged(&compare(&["ringtap-first"], "native"), "5%");
+    assert!(gate.worse.len() == 1 && gate.judged == 1, "{gate:?}");
+    // And where what it is taken by got slower, nobody knows what of it is the machine.
+    let gate = judged(&compare(&["ringtap-first", "qemu-nbd"], "qemu-nbd"), "5%");
+    assert!(gate.worse.is_empty() && !gate.is_whole() && gate.base.len() == 1, "{gate:?}");
+    assert!(gate.text().contains("is itself worse"), "{}", gate.text());
+}
+
 #[test]
 fn what_failed_or_did_not_end_is_no_pass() {
     let mut all = samples(10);
