@@ -1,5 +1,6 @@
 //! What an open image has in memory, as it is told to people.
 
+use ringtap_stores::LocalCache;
 use serde::Serialize;
 
 use crate::{Container, Info, RestartLog};
@@ -24,6 +25,12 @@ pub struct LayerState {
     pub flushing: bool,
     /// Tables in memory, for a format that has some.
     pub cache: Option<CacheState>,
+    /// What is kept on this host of an image that is elsewhere.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub local_cache: Option<LocalCache>,
+    /// What its server says that it lies in.
+    #[serde(skip)]
+    pub lies_in: Vec<String>,
     /// Writes to places allocated for them that have not ended.
     pub allocating: u64,
     /// Clusters that were freed and may not be used again yet.
@@ -64,6 +71,8 @@ impl LayerState {
             path: container.map(|container| container.path().display().to_string()),
             size: info.size,
             read_only: info.read_only,
+            lies_in: container.map(Container::lies_in).unwrap_or_default(),
+            local_cache: container.and_then(Container::local_cache),
             ..LayerState::default()
         }
     }

@@ -27,6 +27,12 @@ pub trait Session {
     /// Have an operation end as soon as may be: on return, or soon after without the help of this thread's
     /// tasks.
     fn cancel(&self, io: &Io, key: Key);
+
+    /// An operation that [`Io::begin_here`] has handed to a file of this machine has failed there, with this result: that may
+    /// be its end, or it goes on as one that was just begun.
+    fn failed_here(&self, io: &Io, key: Key, result: i32) {
+        io.ended(key, result);
+    }
 }
 
 /// A [`Remote`] of the process, listed so that every thread can find it by its [`File`].
@@ -158,6 +164,17 @@ impl Io {
     pub fn begin_here(&self, key: Key, op: Op) {
         if self.is_here(key) {
             self.shared.submit.borrow_mut().push((key, op));
+        }
+    }
+
+    /// It has failed there.
+    #[cold]
+    pub(crate) fn failed_here(&self, file: File, key: Key, result: i32) {
+        BEGUN.fetch_add(1, Relaxed);
+        let session = self.shared.sessions.borrow().known(file);
+        match session {
+            Some(session) => session.failed_here(self, key, result),
+            None => self.complete(key, result),
         }
     }
 
@@ -309,7 +326,7 @@ mod tests {
         assert_eq!(tasks.io().in_flight(), 0);
     }
 
-    /// Has every read carried out on a file.
+    /// Has every read carried out on a file; one that fails there ends with its offset.
     struct Lent(File);
 
     impl Remote for Lent {
@@ -329,6 +346,27 @@ mod tests {
         fn cancel(&self, _: &Io, _: Key) {
             panic!("the reactor's operations are cancelled there");
         }
+
+        fn failed_here(&self, io: &Io, key: Key, result: i32) {
+            assert_eq!(result, -libc::EISDIR);
+            io.ended(key, 77);
+        }
+    }
+
+    #[test]
+    fn what_fails_on_the_file_that_was_lent_may_end_well() {
+        let folder = std::fs::File::open("/").expect("a folder");
+        let open = crate::OpenFile::new(folder.into());
+        let remote = OpenRemote::new(Arc::new(Lent(open.handle())));
+        let file = remote.handle();
+        let mut tasks = Tasks::new(reactor().expect("a reactor"));
+        let io = tasks.io().clone();
+        let read = tasks.block_on(async move {
+            let buffer = io.buffer(4096).expect("memory");
+            io.run(Op::Read { file, offset: 0, mem: buffer.mem() }).await
+        });
+        assert_eq!(read.expect("turns"), 77);
+        assert_eq!(tasks.io().in_flight(), 0);
     }
 
     #[test]

@@ -24,6 +24,8 @@ pub(crate) enum State {
     InFlight(TaskId),
     /// As that, of a file that is elsewhere.
     Elsewhere(TaskId, File),
+    /// Of a file that is elsewhere, carried out on one of this machine in its place.
+    Lent(TaskId, File),
     Done(i32),
 }
 
@@ -230,7 +232,14 @@ impl Io {
         let shared = &*self.shared;
         let mut states = shared.states.borrow_mut();
         let Some(state) = states.get_mut(key as usize) else { return };
-        if let State::InFlight(task) | State::Elsewhere(task, _) = *state {
+        if let State::Lent(task, file) = *state
+            && result < 0
+        {
+            *state = State::Elsewhere(task, file);
+            drop(states);
+            return self.failed_here(file, key, result);
+        }
+        if let State::InFlight(task) | State::Elsewhere(task, _) | State::Lent(task, _) = *state {
             if matches!(state, State::Elsewhere(..)) {
                 Elsewhere::end();
             }
@@ -246,15 +255,15 @@ impl Io {
     pub(crate) fn is_here(&self, key: Key) -> bool {
         let mut states = self.shared.states.borrow_mut();
         let Some(state) = states.get_mut(key as usize) else { return false };
-        let State::Elsewhere(task, _) = *state else { return false };
-        *state = State::InFlight(task);
+        let State::Elsewhere(task, file) = *state else { return false };
+        *state = State::Lent(task, file);
         Elsewhere::end();
         true
     }
 
     fn is_in_flight(&self, key: Key) -> bool {
         let states = self.shared.states.borrow();
-        matches!(states[key as usize], State::InFlight(_) | State::Elsewhere(..))
+        matches!(states[key as usize], State::InFlight(_) | State::Elsewhere(..) | State::Lent(..))
     }
 
     /// The operation is wanted no more: have it end, and wait until it has. Its result.
@@ -308,7 +317,7 @@ impl Io {
     /// Have the operations of a task end, soon; whether it has any.
     pub(crate) fn cancel_of(&self, task: TaskId) -> io::Result<bool> {
         let its = |state: &State| match state {
-            State::InFlight(of) | State::Elsewhere(of, _) => *of == task,
+            State::InFlight(of) | State::Elsewhere(of, _) | State::Lent(of, _) => *of == task,
             State::Free | State::Done(_) => false,
         };
         let states = self.shared.states.borrow();
@@ -327,6 +336,10 @@ impl Io {
                 session.cancel(self, key);
             }
             return Ok(());
+        }
+        if let State::Lent(task, _) = state {
+            // Whatever comes of it here is its end.
+            self.shared.states.borrow_mut()[key as usize] = State::InFlight(task);
         }
         if !self.is_in_flight(key) || self.take_back(key) {
             return Ok(());

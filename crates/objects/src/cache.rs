@@ -13,7 +13,7 @@ use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use ringtap_io::{Nature, OpenFile, Time};
@@ -61,16 +61,39 @@ pub(crate) struct Cache {
     /// Bytes that were stored since it was last looked whether there is room.
     unchecked: AtomicU64,
     full: AtomicBool,
+    /// Why nothing is kept any more: its disk has failed.
+    given_up: OnceLock<String>,
+    /// Chunks that could not be read, which the map is still to lose.
+    unreadable: Mutex<Vec<u32>>,
+}
+
+/// Why there is no local cache.
+#[derive(Debug)]
+pub(crate) enum Unusable {
+    /// By what the operator says of it.
+    Refused(String),
+    /// Its disk has no room, or fails.
+    Disk(String),
+}
+
+impl Unusable {
+    fn of(dir: &CacheDir, error: io::Error) -> Unusable {
+        use libc::{EBADMSG, EDQUOT, EIO, ENOSPC, EROFS, EUCLEAN};
+        let why = format!("cannot use the cache folder {}: {error}", dir.path.display());
+        let disks = [EBADMSG, EDQUOT, EIO, ENOSPC, EROFS, EUCLEAN];
+        match error.raw_os_error().is_some_and(|errno| disks.contains(&errno)) {
+            true => Unusable::Disk(why),
+            false => Unusable::Refused(why),
+        }
+    }
 }
 
 impl Cache {
     /// That of an object, by what its bytes are known by.
-    pub(crate) fn open(dir: &CacheDir, identity: &str, size: u64) -> Result<Cache, String> {
-        let failed = |error: io::Error| {
-            format!("cannot use the cache folder {}: {error}", dir.path.display())
-        };
+    pub(crate) fn open(dir: &CacheDir, identity: &str, size: u64) -> Result<Cache, Unusable> {
+        let failed = |error: io::Error| Unusable::of(dir, error);
         make_folder(&dir.path).map_err(failed)?;
-        may_trust(&dir.path)?;
+        may_trust(&dir.path).map_err(Unusable::Refused)?;
         let name = hex(&digest(format!("{size} {identity}").as_bytes())[..16]);
         let folder = dir.path.join(name);
         let used = take(&folder).map_err(failed)?;
@@ -100,9 +123,16 @@ impl Cache {
             // The first looks.
             unchecked: AtomicU64::new(u64::MAX / 2),
             full: AtomicBool::new(false),
+            given_up: OnceLock::new(),
+            unreadable: Mutex::default(),
         };
         known.iter().zip(0..).filter(|(byte, _)| **byte == 1).for_each(|(_, at)| cache.set(at));
         Ok(cache)
+    }
+
+    /// The folder of all caches.
+    pub(crate) fn folder(&self) -> &PathBuf {
+        &self.dir.path
     }
 
     /// The file that holds them.
@@ -133,6 +163,7 @@ impl Cache {
                 self.size
             );
             self.full.store(true, SeqCst);
+            let _ = self.given_up.set("somebody has cut its file".to_owned());
             self.unstable().clear();
             self.bits.iter().for_each(|word| word.store(0, SeqCst));
             // For others, whose chunks may make it as long again.
@@ -142,6 +173,37 @@ impl Cache {
             }
         }
         false
+    }
+
+    /// Keep nothing more: the disk has failed at that.
+    fn give_up(&self, at: &str, error: &io::Error) {
+        let why = format!("{at}: {error}");
+        if self.given_up.set(why.clone()).is_ok() {
+            tracing::error!(
+                "the cache in {}: {why}: nothing more is kept there until the image is opened anew, and what it cannot give comes from the server",
+                self.dir.path.display()
+            );
+            self.full.store(true, SeqCst);
+        }
+    }
+
+    /// Why it keeps nothing any more.
+    pub(crate) fn given_up(&self) -> Option<&str> {
+        self.given_up.get().map(String::as_str)
+    }
+
+    /// These cannot be read here, by this errno: they are not here any more. [`Cache::settle`] says so in the map.
+    pub(crate) fn lose(&self, numbers: Range<u32>, errno: i32) {
+        if !self.is_whole() {
+            return;
+        }
+        self.give_up("cannot read", &io::Error::from_raw_os_error(errno));
+        numbers.clone().for_each(|number| self.clear(number));
+        self.unreadable.lock().unwrap_or_else(PoisonError::into_inner).extend(numbers);
+    }
+
+    fn clear(&self, number: u32) {
+        self.bits[number as usize / 64].fetch_and(!(1 << (number % 64)), SeqCst);
     }
 
     /// A chunk is here, in its place.
@@ -164,6 +226,9 @@ impl Cache {
 
     /// Whether another process has brought it since.
     pub(crate) fn look_again(&self, number: u32) -> bool {
+        if self.given_up.get().is_some() {
+            return false;
+        }
         let mut byte = [0];
         let there = self.map.read_exact_at(&mut byte, number.into()).is_ok() && byte == [1];
         if there && self.is_whole() {
@@ -199,10 +264,7 @@ impl Cache {
             match rustix::io::pwrite(self.data.as_fd(), &bytes[done..], at) {
                 Ok(written) => done += written,
                 Err(error) => {
-                    if !self.full.swap(true, SeqCst) {
-                        let folder = self.dir.path.display();
-                        tracing::warn!("the cache in {folder} takes no more: {error}");
-                    }
+                    self.give_up("cannot write", &error.into());
                     return false;
                 }
             }
@@ -234,23 +296,32 @@ impl Cache {
 
     fn settle_by(&self, sync: impl FnOnce() -> io::Result<()>) {
         let _alone = self.settling.lock().unwrap_or_else(PoisonError::into_inner);
+        self.forget_unreadable();
         let stored = std::mem::take(&mut *self.unstable());
         if stored.is_empty() {
             return;
         }
         if let Err(error) = sync() {
             // What the page cache has lost is brought again: all since the last sync that went well, for nobody is told which.
-            tracing::warn!("the cache in {}: {error}", self.dir.path.display());
+            self.give_up("cannot make stable", &error);
             self.failures.fetch_add(1, SeqCst);
             let since = std::mem::take(&mut *self.unstable());
-            for number in stored.into_iter().chain(since) {
-                let word = &self.bits[number as usize / 64];
-                word.fetch_and(!(1 << (number % 64)), SeqCst);
-            }
+            stored.into_iter().chain(since).for_each(|number| self.clear(number));
             return;
         }
         for number in stored {
             if let Err(error) = self.map.write_all_at(&[1], number.into()) {
+                return self.give_up("cannot write its map", &error);
+            }
+        }
+    }
+
+    /// The next server brings them again, and a disk may have room elsewhere for what is written anew.
+    fn forget_unreadable(&self) {
+        let numbers =
+            std::mem::take(&mut *self.unreadable.lock().unwrap_or_else(PoisonError::into_inner));
+        for number in numbers {
+            if let Err(error) = self.map.write_all_at(&[0], number.into()) {
                 tracing::debug!("the map of the cache in {}: {error}", self.dir.path.display());
             }
         }
@@ -263,6 +334,9 @@ impl Cache {
 
     /// Whether so many bytes more may be kept: objects that nobody uses make room for them.
     fn has_room(&self, len: u64) -> bool {
+        if self.given_up.get().is_some() {
+            return false;
+        }
         let Some(most) = self.dir.size else { return !self.full.load(SeqCst) };
         // Others store, too.
         let step = (64 << 20).min(most / 8).max(CHUNK);
@@ -407,8 +481,11 @@ mod tests {
             Err(io::ErrorKind::StorageFull.into())
         });
         assert!(cache.has(1) && !cache.has(2) && !cache.has(3));
-        assert!(cache.store(2, &chunk));
-        cache.settle_by(|| Ok(()));
+        assert!(!cache.store(2, &chunk) && !cache.has(2), "it is given up");
+        assert!(cache.given_up().is_some_and(|why| why.contains("cannot make stable")));
+        let again = Cache::open(&dir, "a", 10 * CHUNK).expect("a cache");
+        assert!(again.store(2, &chunk));
+        again.settle_by(|| Ok(()));
         let next = Cache::open(&dir, "a", 10 * CHUNK).expect("a cache");
         assert_eq!([1, 2, 3].map(|number| next.has(number)), [true, true, false]);
     }
@@ -470,6 +547,25 @@ mod tests {
         fs::create_dir(&dir.path).expect("made");
         fs::set_permissions(&dir.path, fs::Permissions::from_mode(0o777)).expect("changed");
         let why = Cache::open(&dir, "a", 1).err().expect("refused");
-        assert!(why.contains("others may write"), "{why}");
+        let others = |why: &str| why.contains("others may write");
+        assert!(matches!(&why, Unusable::Refused(why) if others(why)), "{why:?}");
+    }
+
+    /// A failing disk may read well what is written anew.
+    #[test]
+    fn what_cannot_be_read_is_brought_again_by_the_next_server() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let dir = dir(&folder, None);
+        let open = || Cache::open(&dir, "a", 4 * CHUNK).expect("a cache");
+        let (first, chunk) = (open(), vec![7; CHUNK as usize]);
+        (0..3).for_each(|number| assert!(first.store(number, &chunk)));
+        first.settle();
+        first.lose(1..2, libc::EIO);
+        assert!(first.has(0) && !first.has(1) && !first.look_again(1) && first.has(2));
+        assert!(!first.store(1, &chunk) && first.is_full());
+        drop(first);
+        let next = open();
+        assert!(next.has(0) && !next.has(1) && next.has(2));
+        assert!(next.store(1, &chunk) && next.given_up().is_none());
     }
 }

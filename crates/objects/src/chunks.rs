@@ -269,7 +269,14 @@ impl Object {
         }
         let object = self.clone();
         let len = self.len_of(number);
-        let read = move || object.cache.as_ref()?.read(number, len).ok();
+        let read = move || {
+            let cache = object.cache.as_ref()?;
+            let failed = |error: &std::io::Error| {
+                let errno = error.raw_os_error().unwrap_or(libc::EIO);
+                cache.lose(number..number + 1, errno);
+            };
+            cache.read(number, len).inspect_err(failed).ok()
+        };
         let bytes = self.runtime.spawn_blocking(read).await.ok()??;
         Some(bytes.into())
     }
@@ -296,6 +303,14 @@ impl Object {
                 let _ = tokio::task::spawn_blocking(settle).await;
             });
         }
+    }
+
+    /// The local cache's disk has failed at those.
+    pub(crate) fn cannot_read_here(self: &Arc<Self>, numbers: Range<u32>, errno: i32) {
+        let Some(cache) = &self.cache else { return };
+        cache.lose(numbers, errno);
+        let object = self.clone();
+        self.runtime.spawn_blocking(move || object.cache.as_ref().map(Cache::settle));
     }
 
     fn flights(&self) -> MutexGuard<'_, std::collections::HashMap<u32, Flight>> {

@@ -46,13 +46,13 @@ use tokio::runtime::Handle;
 use tokio::sync::{Notify, Semaphore};
 
 use boot::Recorder;
-use cache::Cache;
 pub use cache::CacheDir;
+use cache::{Cache, Unusable};
 use chunks::Flight;
 use http::Connector;
 use index::{CHUNK, Index, digest, hex};
 pub use publish::{Publication, Published, publish};
-use ringtap_stores::{Beside, Facts, Options, Store, WeakStore};
+use ringtap_stores::{Beside, Facts, LocalCache, Options, Store, Tells, WeakStore};
 use source::{Failure, Source};
 pub use uri::{Server, Uri};
 
@@ -90,6 +90,8 @@ pub(crate) struct Object {
     runtime: Handle,
     memory: memory::Memory,
     cache: Option<Cache>,
+    /// The folder that none could be made in, and why.
+    without: Option<(PathBuf, String)>,
     recorder: Option<Arc<Recorder>>,
     /// What was kept is made stable soon.
     settles: AtomicBool,
@@ -153,7 +155,7 @@ pub fn open(uri: &Uri, options: &Options) -> Result<Store, String> {
         verified: object.index.is_some(),
     };
     let weak = Arc::downgrade(&object);
-    let store = Store::new(OpenRemote::new(object), facts);
+    let store = Store::new(OpenRemote::new(object.clone()), facts).telling(object);
     let mut open = open_ones();
     open.retain(|one| one.store.upgrade().is_some());
     open.push(OpenOne { name: uri.to_string(), object: weak, store: store.downgrade() });
@@ -167,8 +169,18 @@ fn begin(uri: &Uri, settings: &Settings) -> Result<Arc<Object>, String> {
     let wants_list = settings.cache.is_some();
     let found = runtime::wait_for(async move { look(&asked, source, wants_list).await })??;
     let Found { source, size, etag, index, known_by, boot_list } = found;
-    let cache = settings.cache.as_ref().map(|dir| Cache::open(dir, &known_by, size));
-    let cache = cache.transpose()?;
+    let (mut cache, mut without) = (None, None);
+    if let Some(dir) = &settings.cache {
+        match Cache::open(dir, &known_by, size) {
+            Ok(open) => cache = Some(open),
+            Err(Unusable::Refused(why)) => return Err(why),
+            // The object is as good without it.
+            Err(Unusable::Disk(why)) => {
+                tracing::error!("{why}: nothing of {uri} is kept there until it is opened anew");
+                without = Some((dir.path.clone(), why));
+            }
+        }
+    }
     let count = size.div_ceil(CHUNK) as u32;
     if let (Some(cache), Some(index)) = (&cache, &index) {
         // Where nothing was written the file reads as zeros.
@@ -185,6 +197,7 @@ fn begin(uri: &Uri, settings: &Settings) -> Result<Arc<Object>, String> {
         runtime,
         memory: memory::Memory::default(),
         cache,
+        without,
         recorder,
         settles: AtomicBool::new(false),
         flights: Mutex::default(),
@@ -196,7 +209,8 @@ fn begin(uri: &Uri, settings: &Settings) -> Result<Arc<Object>, String> {
         closing: Notify::new(),
     };
     let object = Arc::new(object);
-    object.fetch_first(list, settings.fill && settings.cache.is_some());
+    let keeps = object.cache.is_some();
+    object.fetch_first(if keeps { list } else { vec![] }, settings.fill && keeps);
     Ok(object)
 }
 
@@ -373,6 +387,20 @@ impl Object {
         let other = numbers.clone().find(|number| index.is_zero(*number) != zero);
         let to = other.map_or(offset + len, |number| u64::from(number) * CHUNK);
         Holds { len: to - offset, hole: zero, zero }
+    }
+}
+
+impl Tells for Object {
+    fn local_cache(&self) -> Option<LocalCache> {
+        let told = |folder: &PathBuf, given_up: Option<&str>| LocalCache {
+            folder: folder.display().to_string(),
+            given_up: given_up.map(str::to_owned),
+        };
+        match (&self.cache, &self.without) {
+            (Some(cache), _) => Some(told(cache.folder(), cache.given_up())),
+            (None, Some((folder, why))) => Some(told(folder, Some(why))),
+            (None, None) => None,
+        }
     }
 }
 

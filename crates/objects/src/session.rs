@@ -14,6 +14,8 @@ pub(crate) struct Near {
     object: Arc<Object>,
     /// By the keys of operations; what has ended is in the way of nothing.
     reads: RefCell<HashMap<Key, Arc<Read>>>,
+    /// Reads of what the local cache has, by their keys; it may fail.
+    lent: RefCell<Vec<Option<Op>>>,
 }
 
 /// A read that waits for bytes.
@@ -61,7 +63,19 @@ fn copy(pieces: &[Bytes], mem: &Mem, len: u64) -> i32 {
 
 impl Near {
     pub(crate) fn new(object: Arc<Object>) -> Near {
-        Near { object, reads: RefCell::default() }
+        Near { object, reads: RefCell::default(), lent: RefCell::default() }
+    }
+
+    /// Have the local cache's file carry it out, in place of `op`.
+    fn lend(&self, io: &Io, key: Key, local: File, op: Op) {
+        let Op::Read { offset, mem, .. } = op else { return };
+        let mut lent = self.lent.borrow_mut();
+        let place = key as usize;
+        if lent.len() <= place {
+            lent.resize(place + 1, None);
+        }
+        lent[place] = Some(op);
+        io.begin_here(key, Op::Read { file: local, offset, mem });
     }
 
     fn read(&self, io: &Io, key: Key, file: File, offset: u64, mem: Mem) {
@@ -78,8 +92,14 @@ impl Near {
         if let Some(cache) =
             cache.filter(|cache| cache.has_all(numbers) && cache.is_whole_at(io.now()))
         {
-            return io.begin_here(key, Op::Read { file: cache.file(), offset, mem });
+            return self.lend(io, key, cache.file(), Op::Read { file, offset, mem });
         }
+        self.fetch(io, key, file, offset, mem);
+    }
+
+    /// From memory, or from the server.
+    fn fetch(&self, io: &Io, key: Key, file: File, offset: u64, mem: Mem) {
+        let len = mem.len() as u64;
         if mem.is_kernels() {
             return io.ended(key, -libc::EOPNOTSUPP);
         }
@@ -113,6 +133,24 @@ impl Session for Near {
             ender.end(-libc::ECANCELED);
         }
     }
+
+    fn failed_here(&self, io: &Io, key: Key, result: i32) {
+        let op = self.lent.borrow_mut().get_mut(key as usize).and_then(Option::take);
+        match op {
+            Some(Op::Read { file, offset, mem }) if !is_who_reads(result) => {
+                let numbers = self.object.numbers(offset, mem.len() as u64);
+                self.object.cannot_read_here(numbers, -result);
+                self.fetch(io, key, file, offset, mem);
+            }
+            _ => io.ended(key, result),
+        }
+    }
+}
+
+/// Whether a read failed by who asked for it, or its memory, and not by the disk of the local cache.
+fn is_who_reads(result: i32) -> bool {
+    use libc::{EAGAIN, ECANCELED, EFAULT, EINTR, EINVAL, ENOBUFS, ENOMEM, EOPNOTSUPP};
+    [EAGAIN, ECANCELED, EFAULT, EINTR, EINVAL, ENOBUFS, ENOMEM, EOPNOTSUPP].contains(&-result)
 }
 
 pub(crate) fn session(object: Arc<Object>) -> Rc<dyn Session> {

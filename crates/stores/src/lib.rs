@@ -63,6 +63,29 @@ pub struct Store {
     remote: Arc<OpenRemote>,
     facts: Facts,
     length: Option<Arc<dyn Length>>,
+    tells: Option<Arc<dyn Tells>>,
+}
+
+/// What a store keeps on this host of what it has read.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct LocalCache {
+    /// Where.
+    pub folder: String,
+    /// Why nothing more is kept there, where its disk has failed.
+    pub given_up: Option<String>,
+}
+
+/// A store that tells more of itself than its facts.
+pub trait Tells: Send + Sync {
+    /// Its local cache, where it has one.
+    fn local_cache(&self) -> Option<LocalCache> {
+        None
+    }
+
+    /// What its server says that it lies in, itself first: exports of servers, each by a word that no other has.
+    fn lies_in(&self) -> Vec<String> {
+        vec![]
+    }
 }
 
 /// How long a store is that may be made longer, by us and by others.
@@ -77,7 +100,22 @@ pub trait Length: Send + Sync {
 impl Store {
     /// One that is open.
     pub fn new(remote: OpenRemote, facts: Facts) -> Store {
-        Store { remote: Arc::new(remote), facts, length: None }
+        Store { remote: Arc::new(remote), facts, length: None, tells: None }
+    }
+
+    /// The same, which tells more of itself.
+    pub fn telling(self, tells: Arc<dyn Tells>) -> Store {
+        Store { tells: Some(tells), ..self }
+    }
+
+    /// What its server says that it lies in; nothing where it says nothing.
+    pub fn lies_in(&self) -> Vec<String> {
+        self.tells.as_ref().map_or_else(Vec::new, |tells| tells.lies_in())
+    }
+
+    /// What it keeps on this host, where it does.
+    pub fn local_cache(&self) -> Option<LocalCache> {
+        self.tells.as_ref()?.local_cache()
     }
 
     /// The same, whose length changes.
@@ -118,7 +156,8 @@ impl Store {
     /// It, for as long as somebody else has it.
     pub fn downgrade(&self) -> WeakStore {
         let length = self.length.as_ref().map(Arc::downgrade);
-        WeakStore { remote: Arc::downgrade(&self.remote), facts: self.facts, length }
+        let tells = self.tells.as_ref().map(Arc::downgrade);
+        WeakStore { remote: Arc::downgrade(&self.remote), facts: self.facts, length, tells }
     }
 
     /// The handle that operations take.
@@ -167,13 +206,15 @@ pub struct WeakStore {
     remote: Weak<OpenRemote>,
     facts: Facts,
     length: Option<Weak<dyn Length>>,
+    tells: Option<Weak<dyn Tells>>,
 }
 
 impl WeakStore {
     /// The store, where it is open.
     pub fn upgrade(&self) -> Option<Store> {
         let length = self.length.as_ref().and_then(Weak::upgrade);
-        Some(Store { remote: self.remote.upgrade()?, facts: self.facts, length })
+        let tells = self.tells.as_ref().and_then(Weak::upgrade);
+        Some(Store { remote: self.remote.upgrade()?, facts: self.facts, length, tells })
     }
 }
 

@@ -1,6 +1,7 @@
 //! Images in object stores and behind HTTP.
 
 mod bench;
+mod cache_disk;
 mod cached;
 mod detach;
 mod faults;

@@ -220,6 +220,11 @@ impl Page {
                 told.images().filter_map(|image| image.cache.as_ref()).map(of).sum::<u64>() as f64
             });
         }
+        let about = "1 where the local cache of one of its images is given up.";
+        self.gauge("local_cache_given_up", about, |told| {
+            let mut caches = told.images().filter_map(|image| image.local_cache.as_ref());
+            f64::from(u8::from(caches.any(|cache| cache.given_up.is_some())))
+        });
         self.gauge("stopped", "1 where a panic has stopped it.", |told| {
             f64::from(u8::from(told.state.stopped))
         });

@@ -47,6 +47,16 @@ impl Container {
         Some(store.facts().verified)
     }
 
+    /// What is kept of it on this host, where it is an object of a server.
+    pub fn local_cache(&self) -> Option<ringtap_stores::LocalCache> {
+        self.store.as_ref()?.local_cache()
+    }
+
+    /// What its server says that it lies in, where it lies on one.
+    pub fn lies_in(&self) -> Vec<String> {
+        self.store.as_ref().map_or_else(Vec::new, Store::lies_in)
+    }
+
     /// Leave its connection to the next who opens it for reading, where it lies on a server.
     pub fn leave(self) {
         if let Some(store) = self.store {
