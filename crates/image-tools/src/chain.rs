@@ -95,6 +95,11 @@ pub fn top(path: &Path, named: Option<Format>, share: bool, names: &Names) -> Re
     look_at(&path.into(), named, share, names, false)
 }
 
+/// The other image that one names as what lies below it.
+pub fn named_below(path: &Path, format: Format) -> Result<Option<String>, Error> {
+    Ok(layer(path, Some(format), true)?.backing.map(|below| below.name))
+}
+
 /// Look at one file, and at none that it names.
 pub fn layer(place: impl Into<Place>, named: Option<Format>, share: bool) -> Result<Layer, Error> {
     look_at(&place.into(), named, share, &Names::default(), false)

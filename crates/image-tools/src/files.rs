@@ -3,7 +3,7 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use ringtap_image::is_store;
+use ringtap_image::{is_store, whole_name};
 
 /// Whether two names lead to one file.
 pub fn same_file(one: &Path, other: &Path) -> bool {
@@ -15,6 +15,9 @@ pub fn same_file(one: &Path, other: &Path) -> bool {
 pub fn beside(image: &Path, name: &Path) -> std::path::PathBuf {
     if is_store(name) {
         return name.to_owned();
+    }
+    if let Some(whole) = whole_name(image, name) {
+        return whole;
     }
     image.parent().unwrap_or(Path::new("")).join(name)
 }

@@ -70,6 +70,7 @@ mod unfinished;
 mod waiting;
 mod watch;
 
+pub use chain::named_below;
 pub use create::{BackingFile, FormatOptions, NamedFormat, NewImage};
 pub(crate) use error::Doing;
 pub use error::Error;

@@ -54,7 +54,7 @@ pub use image::{
 };
 pub use limit::limit_of_length;
 pub use luks::Luks;
-pub use names::{NameError, Role, find as find_named, find_of_held, is_understood};
+pub use names::{NameError, Role, find as find_named, find_of_held, is_understood, whole_name};
 pub use null::Null;
 pub use online::OnlineCheck;
 pub use open::{OpenOptions, on_a_ring, open, open_on, open_place, parse_size};

@@ -9,6 +9,7 @@
 
 pub mod nbd;
 pub mod rbd;
+mod relative;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
@@ -16,6 +17,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use ringtap_io::{File, OpenRemote};
 
 pub use nbd::Uri;
+pub use relative::{Allows, allows_object, beside_object};
 
 /// How a store wants to be used, found at opening.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use clap::Args;
 use ringtap_image::{CacheMode, Container, OpenError, OpenOptions, probe, record};
-use ringtap_image_tools::{format_of, waits_for_nothing};
+use ringtap_image_tools::{format_of, named_below, waits_for_nothing};
 use ringtap_objects::{Publication, index::hex};
 use ringtap_vbd::Progress;
 
@@ -51,6 +51,7 @@ pub(crate) fn run(args: &PublishArgs) -> anyhow::Result<ExitCode> {
         options,
         "`ringtap check --restart-log use` takes them up, `--restart-log drop` leaves the image as it is",
     )?;
+    let below = named_below(&args.file, format)?;
     let progress = Arc::new(Progress::default());
     let bar = Bar::show(args.talk, &progress, 2 * held.len());
     // Where there is none, one that is broken off begins anew.
@@ -70,6 +71,12 @@ pub(crate) fn run(args: &PublishArgs) -> anyhow::Result<ExitCode> {
     let published = published
         .map_err(anyhow::Error::msg)
         .with_context(|| format!("cannot publish {} to {}", args.file.display(), args.target))?;
+    if let Some(below) = below.filter(|_| !args.talk.quiet) {
+        tell!(
+            "ringtap: {} lies upon {below}, which is not published with it: who opens it says --backing, and where that lies",
+            args.file.display()
+        );
+    }
     if !args.talk.quiet {
         say!("{}", published.name);
         say!("digest=sha256:{}", hex(&published.digest));

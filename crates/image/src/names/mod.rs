@@ -16,7 +16,7 @@ use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
-use ringtap_stores::is_store;
+use ringtap_stores::{Allows, allows_object, beside_object, is_path_of_object, is_store};
 use rustix::fs::{CWD, Mode, OFlags};
 
 pub use error::NameError;
@@ -137,6 +137,9 @@ impl Sought<'_> {
             if self.role == Role::Backing && is_store(name) {
                 return self.store(name, &recorded);
             }
+            if let Some(end) = self.beside_object(name, &recorded) {
+                return end;
+            }
             let name = self.path_in(name)?;
             for candidate in self.candidates(&name) {
                 let Ok(file) = fs::canonicalize(candidate) else { continue };
@@ -188,6 +191,34 @@ impl Sought<'_> {
                 Err(self.refuse(name, why.into(), Some(name.to_owned())))
             }
         }
+    }
+
+    /// What lies beside an object, where a relative name says so: by the operator's word or a record, as all on servers.
+    fn beside_object(
+        &self,
+        name: &Path,
+        recorded: &[record::Allowed],
+    ) -> Option<Result<Place, OpenError>> {
+        if self.role != Role::Backing || !is_path_of_object(&self.image) || !is_relative(name) {
+            return None;
+        }
+        let leads = name.to_str().and_then(|name| beside_object(self.image.to_str()?, name));
+        let Some(uri) = leads else {
+            let why = "which leads out of the bucket or server that the image lies on";
+            return Some(Err(self.refuse(name, why.into(), None)));
+        };
+        let whole = PathBuf::from(&uri);
+        let names = self.allowed().iter().map(PathBuf::as_path);
+        for allowed in names.chain(recorded.iter().map(|it| it.path())) {
+            match allowed.to_str().and_then(|allowed| allows_object(allowed, &uri)) {
+                // With the digest that he has pinned.
+                Some(Allows::Itself) => return Some(Ok(allowed.into())),
+                Some(Allows::Folder) => return Some(Ok(whole.as_path().into())),
+                None => {}
+            }
+        }
+        let why = format!("which lies beside it as {uri}, and nobody has named that");
+        Some(Err(self.refuse(name, why, Some(whole))))
     }
 
     /// What the operator allows.
@@ -289,6 +320,17 @@ impl Sought<'_> {
             },
         }
     }
+}
+
+/// Whether it is a name beside the image that has it: neither a path from the root nor anything with a protocol.
+fn is_relative(name: &Path) -> bool {
+    !name.is_absolute() && !names_a_protocol(name.as_os_str().as_bytes())
+}
+
+/// A name of what lies below an image, as a whole one, where the image is an object and the name leads to another beside it.
+pub fn whole_name(image: &Path, name: &Path) -> Option<PathBuf> {
+    let object = image.to_str().filter(|_| is_path_of_object(image) && is_relative(name))?;
+    beside_object(object, name.to_str()?).map(PathBuf::from)
 }
 
 /// The format that an image names for the file below, else what Ringtap wrote down. What bears no signature is
