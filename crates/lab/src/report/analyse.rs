@@ -1,8 +1,8 @@
 //! From a run's folder to what may be said about it. A pure function: the same folder gives the same analysis.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use super::analysis::{Analysis, Curve, Failure};
+use super::analysis::{Analysis, Curve, Failure, Load};
 use super::svg::Point;
 use super::{columns, comparisons, contention, durability, findings, ledger, series, steady};
 use crate::run::folder::{Arm, Record};
@@ -14,8 +14,12 @@ impl Analysis {
     /// Analyses a run.
     pub fn new(run: Record, samples: &[Sample]) -> Analysis {
         let series = series::all(&run, samples);
+        let gaps = gaps(&run, samples);
+        let missing: BTreeSet<u32> = gaps.values().flatten().copied().collect();
         let mut analysis = Analysis {
             complete_rounds: complete_rounds(&run, samples),
+            missing: missing.into_iter().collect(),
+            cut: gaps.into_keys().collect(),
             floors: Vec::new(),
             rows: Vec::new(),
             failures: failures(samples),
@@ -80,6 +84,22 @@ fn complete_rounds(run: &Record, samples: &[Sample]) -> u32 {
             })
         })
         .count() as u32
+}
+
+/// The rounds that loads lack of which others are there.
+fn gaps(run: &Record, samples: &[Sample]) -> BTreeMap<Load, Vec<u32>> {
+    let mut seen: BTreeMap<Load, BTreeSet<u32>> = BTreeMap::new();
+    for sample in samples.iter().filter(|one| in_rounds(one.stage, &one.workload)) {
+        let load = (sample.stage, sample.arm.clone(), sample.workload.clone());
+        seen.entry(load).or_default().insert(sample.round);
+    }
+    let lacks = |seen: &BTreeSet<u32>| -> Vec<u32> {
+        (0..run.plan.rounds).filter(|round| !seen.contains(round)).collect()
+    };
+    seen.into_iter()
+        .map(|(load, seen)| (load, lacks(&seen)))
+        .filter(|(_, lacks)| !lacks.is_empty())
+        .collect()
 }
 
 fn failures(samples: &[Sample]) -> Vec<Failure> {

@@ -1,6 +1,6 @@
 //! What may be said about a run, all in one place for whoever shows it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
@@ -14,11 +14,14 @@ use super::series::Series;
 use super::steady::Steadiness;
 use super::svg::Point;
 use crate::backend;
-use crate::run::folder::{Arm, Record};
+use crate::run::folder::{Arm, Record, State};
 use crate::sample::{Better, Metric, Sample, Stage, Value};
 use crate::stats::Paired;
 use crate::stats::decision::{self, Control, Decision, Member, Sensitivity};
 use crate::workload::{self, Workload};
+
+/// A load of an arm of a stage.
+pub(super) type Load = (Stage, String, String);
 
 /// Samples of an arm that failed with the same error.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -42,6 +45,8 @@ pub struct Analysis {
     pub run: Record,
     /// Rounds of which every arm has a sample or an error.
     pub complete_rounds: u32,
+    /// Rounds, from 0, in which a load that others have of the same arm has neither a sample nor an error.
+    pub missing: Vec<u32>,
     /// All series.
     pub series: Vec<Series>,
     /// All comparisons: those of the plan's questions, with the stage's reference, and of Ringtap with its peers.
@@ -66,6 +71,9 @@ pub struct Analysis {
     pub contention: Vec<Contention>,
     /// Whether what writes had come to a steady rate.
     pub steadiness: Vec<Steadiness>,
+    /// The loads of arms that lack rounds.
+    #[serde(skip)]
+    pub(super) cut: BTreeSet<Load>,
     /// The boot that a round of a stage lay in, where all of it lay in one.
     #[serde(skip)]
     pub(super) boots: BTreeMap<(Stage, u32), u32>,
@@ -88,6 +96,17 @@ pub struct Curve {
 }
 
 impl Analysis {
+    /// Whether there is less of the run than there is to be.
+    pub fn is_partial(&self) -> bool {
+        self.run.state != State::Complete || !self.missing.is_empty()
+    }
+
+    /// Whether rounds of an arm's load are missing of a run that says that it is whole.
+    pub fn is_cut(&self, stage: Stage, arm: &str, workload: &str) -> bool {
+        self.run.state == State::Complete
+            && self.cut.contains(&(stage, arm.to_owned(), workload.to_owned()))
+    }
+
     /// An arm beside another, by the rounds that both have; `None` where one has none.
     pub fn paired(
         &self,
@@ -125,6 +144,7 @@ impl Analysis {
             control: floor.map(|floor| Control { floor: floor.floor, holds: floor.holds }),
             sensitivity: floor.map_or(Sensitivity::Untried, |floor| floor.sensitivity),
             same_generator: true,
+            cut: self.is_cut(stage, arm, workload),
         };
         Some(decision::family(&[member], plan.margin, plan.seed).first()?.decision)
     }

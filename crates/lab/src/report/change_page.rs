@@ -11,7 +11,6 @@ use super::page::marks::{self, Axis, Ratio};
 use super::page::{self, names};
 use super::words::state_in_words;
 use super::{format, svg};
-use crate::run::folder::State;
 use crate::sample::{Metric, Stage, Unit, Value};
 use crate::stats::FEWEST_ROUNDS;
 use crate::workload;
@@ -27,7 +26,7 @@ pub fn render(before: &Analysis, after: &Analysis, comparison: &Comparison) -> S
                 p.soft { b { (name) } ": " (run.began) " · " (run.host.cpu) ", " (run.host.cpus) " CPUs · " (run.host.kernel) }
             }
             @for (name, analysis) in &runs {
-                @if analysis.run.state != State::Complete { p.banner { (name) ": " (state_in_words(analysis)) } }
+                @if analysis.is_partial() { p.banner { (name) ": " (state_in_words(analysis)) } }
             }
             (answer(comparison))
             (unlike(&comparison.unlike))

@@ -59,6 +59,9 @@ fn member<'a>(analysis: &Analysis, floors: &[Floor], row: &Row, paired: &'a Pair
         control: floor.map(|floor| Control { floor: floor.floor, holds: floor.holds }),
         sensitivity: floor.map_or(Sensitivity::Untried, |floor| floor.sensitivity),
         same_generator: generator(&row.arm) == generator(&row.against),
+        cut: [&row.arm, &row.against]
+            .iter()
+            .any(|arm| analysis.is_cut(row.stage, arm, &row.workload)),
     }
 }
 

@@ -111,6 +111,7 @@ pub fn rounds(count: usize) -> String {
 pub fn why(why: Why) -> &'static str {
     match why {
         Why::TooFew => "points only",
+        Why::RoundsMissing => "no answer: rounds are missing",
         Why::Bound => "bound only",
         Why::ControlFailed => "no answer: the A/A control failed",
         Why::NoControl => "no answer: no A/A control",

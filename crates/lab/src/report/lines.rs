@@ -11,7 +11,6 @@ use super::page::names;
 use super::ranking;
 use super::row::{Floor, Row};
 use super::words::state_in_words;
-use crate::run::folder::State;
 use crate::stats::decision::{Decision, Sensitivity, Why};
 use crate::workload;
 
@@ -104,7 +103,7 @@ fn no_different(analysis: &Analysis) -> String {
 /// What has no answer or no place, and why.
 fn out(analysis: &Analysis) -> String {
     let mut parts = Vec::new();
-    if analysis.run.state != State::Complete {
+    if analysis.is_partial() {
         parts.push(state_in_words(analysis));
     }
     parts.extend(flushes(analysis));
@@ -119,7 +118,15 @@ fn out(analysis: &Analysis) -> String {
         let loads = loads(blind);
         parts.push(format!("blind here: {loads}, where 20 % more time in the server did not show"));
     }
-    for why in [Why::TooFew, Why::NoControl, Why::Bound, Why::Unproven, Why::OtherGenerator] {
+    let all = [
+        Why::RoundsMissing,
+        Why::TooFew,
+        Why::NoControl,
+        Why::Bound,
+        Why::Unproven,
+        Why::OtherGenerator,
+    ];
+    for why in all {
         let of = pairs(analysis, |decision| decision == Decision::Withheld { why });
         if !of.is_empty() {
             parts.push(format!("{}: {}", format::why(why), of.join(", ")));

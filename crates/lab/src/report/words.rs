@@ -13,7 +13,14 @@ use crate::workload;
 /// How far the run came, in a sentence.
 pub fn state_in_words(analysis: &Analysis) -> String {
     let (done, asked) = (analysis.complete_rounds, analysis.run.plan.rounds);
-    match analysis.run.state {
+    let missing = ranges(&analysis.missing);
+    let state = match analysis.run.state {
+        State::Complete if !missing.is_empty() => {
+            let whole = asked - analysis.missing.len() as u32;
+            format!(
+                "PARTIAL: it ended as a whole, and samples are gone since; {whole} of {asked} rounds are whole"
+            )
+        }
         State::Complete if asked == 1 => "1 round, complete".into(),
         State::Complete => format!("{asked} rounds, complete"),
         State::Interrupted => format!("PARTIAL: interrupted; {done} of {asked} rounds are whole"),
@@ -23,7 +30,28 @@ pub fn state_in_words(analysis: &Analysis) -> String {
         State::Failed => {
             format!("PARTIAL: ended early by an error; {done} of {asked} rounds are whole")
         }
+    };
+    match missing.is_empty() {
+        true => state,
+        false => format!("{state}; missing, or not whole: {missing}"),
     }
+}
+
+/// Rounds, from 0, as people count them: "3, 7 to 12".
+pub fn ranges(rounds: &[u32]) -> String {
+    let mut runs: Vec<(u32, u32)> = Vec::new();
+    for &round in rounds {
+        match runs.last_mut() {
+            Some((_, last)) if *last + 1 == round => *last = round,
+            _ => runs.push((round, round)),
+        }
+    }
+    let words = runs.iter().map(|(first, last)| match last - first {
+        0 => format!("{}", first + 1),
+        1 => format!("{}, {}", first + 1, last + 1),
+        _ => format!("{} to {}", first + 1, last + 1),
+    });
+    words.collect::<Vec<_>>().join(", ")
 }
 
 /// What a stage is.

@@ -54,6 +54,8 @@ pub enum Decision {
 pub enum Why {
     /// Fewer than [`ROUNDS`] rounds or [`BLOCKS`] boots.
     TooFew,
+    /// The run says that it is whole, and samples of some rounds are not there: which they were nobody knows.
+    RoundsMissing,
     /// Some values are bounds (bonnie++'s `+++++`).
     Bound,
     /// Two runs of the same arm differ by more than chance: the machine was not fit for this load.
@@ -145,6 +147,8 @@ pub struct Member<'a> {
     pub sensitivity: Sensitivity,
     /// Whether one load generator drives both.
     pub same_generator: bool,
+    /// Whether rounds of it are missing of a run that says that it is whole.
+    pub cut: bool,
 }
 
 /// An answer with what it rests on.
@@ -195,6 +199,9 @@ fn withheld(member: &Member<'_>) -> Option<Why> {
     let paired = member.paired;
     if !member.same_generator {
         return Some(Why::OtherGenerator);
+    }
+    if member.cut {
+        return Some(Why::RoundsMissing);
     }
     if paired.logs.is_empty() && paired.rounds > 0 {
         return Some(Why::Bound);
@@ -315,7 +322,7 @@ mod tests {
 
     fn one(paired: &Paired, floor: f64, sensitivity: Sensitivity) -> Decision {
         let control = Some(Control { floor, holds: true });
-        let member = Member { paired, control, sensitivity, same_generator: true };
+        let member = Member { paired, control, sensitivity, same_generator: true, cut: false };
         family(&[member], 0.05, 1)[0].decision
     }
 
@@ -359,6 +366,7 @@ mod tests {
             control,
             sensitivity: Sensitivity::Seen,
             same_generator: true,
+            cut: false,
         };
         let decided = family(&[member(Some(control)), member(None)], 0.05, 1);
         assert_eq!(decided[0].decision, Decision::Withheld { why: Why::ControlFailed });
@@ -382,6 +390,7 @@ mod tests {
             control: Some(Control { floor: 0.01, holds: true }),
             sensitivity: Sensitivity::Seen,
             same_generator,
+            cut: false,
         };
         let fast = around(2.0, 0.02);
         let decided = family(&[member(&few, true), member(&fast, false)], 0.05, 1);
@@ -405,6 +414,7 @@ mod tests {
             control: Some(Control { floor: 0.01, holds: true }),
             sensitivity: Sensitivity::Seen,
             same_generator: true,
+            cut: false,
         };
         let more = |members: &[Member<'_>]| match family(members, 0.05, 1)[0].decision {
             Decision::Open { more: Some(more) } => more,

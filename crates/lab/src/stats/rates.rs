@@ -166,7 +166,7 @@ fn answers(procedure: Procedure, truth: Truth, draw: &mut Draw, seed: u64) -> Ve
         .map(|(at, paired)| {
             let (twin, slow) = &controls[at / RIVALS];
             let (control, sensitivity) = (Control::of(twin), Sensitivity::of(slow));
-            Member { paired, control, sensitivity, same_generator: true }
+            Member { paired, control, sensitivity, same_generator: true, cut: false }
         })
         .collect();
     let decided = decision::family(&members, MARGIN, seed);

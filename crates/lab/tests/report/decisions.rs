@@ -99,3 +99,40 @@ fn bounds_are_shown_as_bounds_and_decide_nothing() {
     let text = table::render(&analysis, false, Some(160));
     assert!(text.contains("≥ 500 MB/s"), "{text}");
 }
+
+/// Of a folder that says that it is whole, cut afterwards: which rounds are gone is said, and what they were part of is not decided.
+#[test]
+fn a_run_whose_samples_are_cut_is_no_whole_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = super::write(dir.path(), "run", &record(14, State::Complete), &samples(14));
+    let whole = report::load(&run).unwrap();
+    assert_eq!(report::state_in_words(&whole), "14 rounds, complete");
+    let read = "randread-4k-qd32";
+    let of = |analysis: &Analysis| decision(analysis, "loop", "native", read, Metric::Iops);
+    assert_eq!(of(&whole), Decision::Slower);
+    let file = run.join("samples.jsonl");
+    let text = std::fs::read_to_string(&file).unwrap();
+    // In the middle of a line of the last round but one: twelve rounds, which would do, are whole.
+    let at = text.lines().position(|line| line.contains("\"round\":12")).unwrap();
+    let kept: Vec<&str> = text.lines().take(at + 3).collect();
+    std::fs::write(&file, format!("{}\n{}", kept.join("\n"), "{\"stage\":\"ho")).unwrap();
+    let cut = report::load(&run).unwrap();
+    let told = report::state_in_words(&cut);
+    assert!(told.starts_with("PARTIAL") && told.contains("12 of 14"), "{told}");
+    assert!(told.ends_with("missing, or not whole: 13, 14"), "{told}");
+    assert_eq!(of(&cut), Decision::Withheld { why: Why::RoundsMissing });
+    assert!(report::page::render(&cut).contains("missing, or not whole: 13, 14"));
+    assert!(table::render(&cut, false, Some(200)).contains("rounds are missing"));
+    // One that was killed, or stopped, never said that it was whole: it is decided by what it has, and says what it has not.
+    let mut killed = cut.run.clone();
+    killed.state = State::Running;
+    let killed = Analysis::new(killed, &cut.samples);
+    assert_eq!(of(&killed), Decision::Slower);
+    let told = report::state_in_words(&killed);
+    assert!(told.contains("was killed") && told.ends_with("not whole: 13, 14"), "{told}");
+    // A hole in the middle.
+    let hole: Vec<_> = whole.samples.iter().filter(|one| one.round != 4).cloned().collect();
+    let hole = Analysis::new(whole.run.clone(), &hole);
+    assert!(report::state_in_words(&hole).ends_with("not whole: 5"));
+    assert_eq!(of(&hole), Decision::Withheld { why: Why::RoundsMissing });
+}

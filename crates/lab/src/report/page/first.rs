@@ -28,7 +28,7 @@ pub fn screen(analysis: &Analysis, views: &[View<'_>]) -> Markup {
             p.eyebrow { "ringtap compare · " (run.began.get(..10).unwrap_or(&run.began)) " · " (state_in_words(analysis)) }
             h1 { (answer(analysis, views)) }
             p.limits { (limits(analysis)) }
-            @if run.state != State::Complete { p.banner { (state_in_words(analysis)) } }
+            @if analysis.is_partial() { p.banner { (state_in_words(analysis)) } }
             @if let Some(words) = words::unsteady(analysis) { p.banner { (words) } }
             (controls(views))
         }
@@ -178,7 +178,8 @@ pub fn limits(analysis: &Analysis) -> String {
     let translated = words.iter().chain(run.guest.as_deref().iter()).any(|w| w.contains("TCG"));
     let virtual_ones = if run.host.virtual_machine { "virtual " } else { "" };
     let rounds = match run.state {
-        State::Complete => run.plan.rounds,
+        State::Complete if !analysis.is_partial() => run.plan.rounds,
+        State::Complete => run.plan.rounds - analysis.missing.len() as u32,
         _ => analysis.complete_rounds,
     };
     let mut text = format!(
