@@ -4,7 +4,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 use clap::ValueEnum;
-use clap::builder::{PathBufValueParser, PossibleValue, PossibleValuesParser, TypedValueParser};
+use clap::builder::{
+    OsStringValueParser, PathBufValueParser, PossibleValue, PossibleValuesParser, TypedValueParser,
+};
 use ringtap_image::{CacheMode, Format, foreign_name, parse_size};
 use ringtap_image_tools::NamedFormat;
 use ringtap_io::Engine;
@@ -21,6 +23,15 @@ pub(crate) fn image_path(path: PathBuf) -> Result<PathBuf, String> {
         Some(why) => Err(format!("{why} (a file of that name: ./{})", path.display())),
         None => Ok(path),
     }
+}
+
+/// Takes the name of a backing file as it is to stand in an image.
+pub(crate) fn backing() -> impl TypedValueParser<Value = String> {
+    OsStringValueParser::new().try_map(|name| {
+        name.into_string().map_err(|_| {
+            "it is no UTF-8, and names within images are that here: rename the file, or name a link to it"
+        })
+    })
 }
 
 /// Takes every format by each of its names.

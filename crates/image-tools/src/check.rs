@@ -72,7 +72,7 @@ fn check_qcow2(job: &Check<'_>) -> Result<Report, Error> {
             }
             Err(error) if may_be_taken_up_later(&error, job.path) => {
                 return Err(error).doing(|| {
-                    "a killed server left changes that are not in the image yet, and to repair it now \
+                    "a killed process left changes that are not in the image yet, and to repair it now \
                      would lose them: serve it once, which takes them up"
                         .into()
                 });

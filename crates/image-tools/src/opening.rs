@@ -190,7 +190,7 @@ impl<'a> Writing<'a> {
                 let closed = image.close(&io).await;
                 Ok::<_, OpenError>(closed)
             })??
-            .doing(|| format!("{}: what a killed server left", place.path().display()))?;
+            .doing(|| format!("{}: what a killed process left", place.path().display()))?;
         }
         Ok(self.open(place)?)
     }

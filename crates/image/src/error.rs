@@ -171,7 +171,7 @@ pub enum OpenError {
     /// What a killed server left for the image cannot be read, and may be what its guest was told is
     /// written.
     #[error(
-        "cannot open {}: a killed server of it may have left changes in {}, which cannot be read: \
+        "cannot open {}: a killed process that had it may have left changes in {}, which cannot be read: \
          {source}; let whom that file belongs to open the image, or, where what was not flushed may \
          be lost, remove that file",
         path.display(),
@@ -187,7 +187,7 @@ pub enum OpenError {
     },
     /// It cannot be told whether what a killed server left belongs to the image as it is.
     #[error(
-        "cannot open {}: a killed server left {told} not yet written to it, and whether it still is the \
+        "cannot open {}: a killed process left {told} not yet written to it, and whether it still is the \
          image that this was noted for cannot be told: {why}; --restart-log use takes that up, \
          --restart-log drop leaves the image as it is (ringtap check does either, too)",
         path.display()
@@ -202,7 +202,7 @@ pub enum OpenError {
     },
     /// The changes that a killed server left are not to be found.
     #[error(
-        "cannot open {}: a server of it was killed since the machine was started, and its restart log is \
+        "cannot open {}: a process that had it was killed since the machine was started, and its restart log is \
          not in {}, or is there of a file system that had another device number: what its guest had not flushed would \
          be lost; open it as the user who served it, with the same /run or --state-dir, mounted from the same device, or give it up with --restart-log drop (ringtap check does that, too)",
         path.display(),

@@ -119,7 +119,7 @@ fn take(fd: BorrowedFd<'_>, path: &Path, write: bool) -> Result<(), OpenError> {
                 if !told && began.elapsed() > PATIENCE {
                     told = true;
                     tracing::warn!(
-                        "{} is locked, and nobody is to be seen who has it: waiting up to {LAST_BREATH:?} for the last I/O of a killed server",
+                        "{} is locked, and nobody is to be seen who has it: waiting up to {LAST_BREATH:?} for the last I/O of a killed process",
                         path.display()
                     );
                 }

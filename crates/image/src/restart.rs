@@ -303,7 +303,7 @@ impl RestartLog {
         };
         if let Standing::Other(why) = &self.standing {
             tracing::warn!(
-                "{}: not used, of what a killed server left, {}: {why}",
+                "{}: not used, of what a killed process left, {}: {why}",
                 path.display(),
                 left.told()
             );

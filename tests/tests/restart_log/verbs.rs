@@ -166,7 +166,7 @@ fn what_is_not_used_of_a_log_is_said() {
         let end = case.ringtap(&convert);
         let said = String::from_utf8_lossy(&end.stderr);
         assert!(end.status.success(), "{format:?}: {said}");
-        assert!(said.contains("not used, of what a killed server left"), "{format:?}: {said}");
+        assert!(said.contains("not used, of what a killed process left"), "{format:?}: {said}");
         assert!(fs::read(&raw).expect("a file") == case.by_qemu(&image), "{format:?}: {said}");
         let check = case.ringtap(&["check", "-f", format.name(), plain(&image)]);
         let said = String::from_utf8_lossy(&check.stderr);

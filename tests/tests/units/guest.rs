@@ -429,6 +429,6 @@ done
 "#,
     );
     let dropped =
-        said.lines().filter(|line| line.contains("not used, of what a killed server left"));
+        said.lines().filter(|line| line.contains("not used, of what a killed process left"));
     assert_eq!(dropped.count(), 2, "{said}");
 }

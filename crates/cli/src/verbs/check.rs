@@ -38,7 +38,7 @@ pub(crate) struct CheckArgs {
     #[arg(short, long, value_enum, value_name = "WHAT")]
     repair: Option<RepairName>,
 
-    /// Take up or drop what a killed server left, and then look at the image: where it cannot be told
+    /// Take up or drop what a killed process left, and then look at the image: where it cannot be told
     /// whether it belongs to the image as it is now, someone must say
     #[arg(long, value_parser = RestartLogName::decision(), value_name = "WHAT", conflicts_with = "force_share")]
     restart_log: Option<RestartLogName>,

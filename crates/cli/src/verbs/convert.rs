@@ -48,7 +48,13 @@ pub(crate) struct ConvertArgs {
     new: NewImage,
 
     /// Make an overlay over this image, with only what differs from it. Relative to the target's folder
-    #[arg(short = 'B', long, visible_short_alias = 'b', value_name = "FILE")]
+    #[arg(
+        short = 'B',
+        long,
+        visible_short_alias = 'b',
+        value_parser = names::backing(),
+        value_name = "FILE"
+    )]
     backing: Option<String>,
 
     /// Compress what is written; qcow2 only, with -o compression_type=zlib|zstd

@@ -38,7 +38,7 @@ pub(crate) struct CreateArgs {
     format: Option<Format>,
 
     /// The image below: the new one holds only what differs. Relative to the folder of FILE
-    #[arg(short, long, value_name = "FILE")]
+    #[arg(short, long, value_parser = names::backing(), value_name = "FILE")]
     backing: Option<String>,
 
     #[command(flatten)]

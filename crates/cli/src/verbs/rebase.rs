@@ -32,7 +32,13 @@ pub(crate) struct RebaseArgs {
     format: Option<Format>,
 
     /// The image that is to be below, relative to the folder of FILE; '' for none, which with --unsafe may be left out
-    #[arg(short, long, value_name = "FILE", required_unless_present = "unsafely")]
+    #[arg(
+        short,
+        long,
+        value_parser = names::backing(),
+        value_name = "FILE",
+        required_unless_present = "unsafely"
+    )]
     backing: Option<String>,
 
     /// Its format [default: as recorded when Ringtap made it]

@@ -18,6 +18,7 @@ mod larger;
 mod luks;
 mod measure;
 mod printed;
+mod repaired;
 mod spared;
 mod stop;
 mod vhd;

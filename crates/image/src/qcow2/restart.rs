@@ -179,7 +179,7 @@ impl Shared {
             let (path, told) = (self.container.path().display(), left.told());
             let changes = self.believed(io, left).await.map_err(failed)?;
             let Some(changes) = changes else { return Err(self.contradicts(told)) };
-            tracing::info!("{path}: taking up {told} that a killed server left");
+            tracing::info!("{path}: taking up {told} that a killed process left");
             self.replay(io, changes).await.map_err(failed)?;
             self.flush(io).await.map_err(failed)?;
         }

@@ -152,6 +152,8 @@ pub(super) struct Scan {
     too_long: u64,
     /// Snapshots behind those that there may be.
     too_many: u64,
+    /// 1 where there are none, and their table begins where no cluster does: QEMU does not open such an image.
+    astray: u64,
     /// What is wrong, a sentence each, the first of it.
     pub(super) messages: Vec<String>,
     /// How many stay, and the bytes that they take.
@@ -166,6 +168,13 @@ impl Scan {
         let mut entries = Entries::of(image);
         let mut all = 0u64;
         let count = image.header.snapshots;
+        let offset = image.header.snapshots_offset;
+        if count == 0 && offset % image.cluster() != 0 {
+            scan.astray = 1;
+            scan.note(|| {
+                format!("the table of no snapshots is at {offset:#x}, where no cluster begins")
+            });
+        }
         for number in 0..count {
             if number == MAX_SNAPSHOTS {
                 scan.cut(count - number, "at most 65536 are possible");
@@ -249,7 +258,7 @@ impl Scan {
 
     /// How many things are wrong that a repair puts right.
     pub(super) fn faults(&self) -> u64 {
-        self.incomplete + self.too_long + self.too_many
+        self.incomplete + self.too_long + self.too_many + self.astray
     }
 
     /// Whether a repair takes something away: until then nobody opens the image.
@@ -264,6 +273,9 @@ pub(super) async fn mend(rewrite: &mut Rewrite<'_, '_, '_>, scan: &Scan) -> Resu
     if scan.incomplete + scan.too_long == 0 {
         // What stays is right as it lies there.
         rewrite.image.header.snapshots = scan.kept;
+        if scan.astray > 0 {
+            rewrite.image.header.snapshots_offset = 0;
+        }
         return Ok(());
     }
     let bits = rewrite.image.header.cluster_bits;

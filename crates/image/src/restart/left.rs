@@ -52,13 +52,13 @@ impl LeftBehind {
             count => (format!("{count} changes"), "are", "they are"),
         };
         match &self.standing {
-            None => "a killed server left changes that are not to be found here".to_owned(),
-            Some(Standing::Same) => format!("a killed server left {count}"),
+            None => "a killed process left changes that are not to be found here".to_owned(),
+            Some(Standing::Same) => format!("a killed process left {count}"),
             Some(Standing::Other(why)) => {
-                format!("a killed server left {count} that {are} not the image's: {why}")
+                format!("a killed process left {count} that {are} not the image's: {why}")
             }
             Some(Standing::Unknown(why)) => format!(
-                "a killed server left {count} of which it cannot be told whether {they} the image's: {why}"
+                "a killed process left {count} of which it cannot be told whether {they} the image's: {why}"
             ),
         }
     }

@@ -74,7 +74,7 @@ impl Shared {
         let failed = |error| os(&self.container, "take up the restart log of", error);
         if let Some((changes, told)) = self.to_take_up(&log)? {
             let path = self.container.path().display();
-            tracing::info!("{path}: taking up {told} that a killed server left");
+            tracing::info!("{path}: taking up {told} that a killed process left");
             self.replay(io, changes).await.map_err(failed)?;
             self.flush(io).await.map_err(failed)?;
         }
