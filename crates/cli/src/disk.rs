@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use crate::checkpoint::{self, CheckpointArgs};
 use crate::copies::{self, BackupArgs, MirrorArgs};
 use crate::detach::{DetachArgs, detach};
+use crate::disk_info;
 use crate::job::{self, CommitArgs, SnapshotArgs, StreamArgs};
 use crate::limits::{self, LimitArgs};
 use crate::migrate::{self, MigrateArgs};
@@ -178,7 +179,7 @@ pub(crate) fn run(args: DiskArgs) -> anyhow::Result<ExitCode> {
     let qmp = || Qmp::open(&path);
     match args.verb {
         Verb::List => list(&mut qmp()?, output, None)?,
-        Verb::Info { node } => list(&mut qmp()?, output, Some(&node))?,
+        Verb::Info { node } => info(&mut qmp()?, output, &node)?,
         Verb::Add(args) => {
             let node = args.node_name.clone();
             let (disk, exports) = wishes(&args)?;
@@ -217,6 +218,18 @@ pub(crate) fn run(args: DiskArgs) -> anyhow::Result<ExitCode> {
 
 fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_default()
+}
+
+fn info(qmp: &mut Qmp, output: Output, node: &str) -> anyhow::Result<()> {
+    if output == Output::Json {
+        return list(qmp, output, Some(node));
+    }
+    let disks = found(qmp, Some(node))?;
+    let disk = disks.first().context("the disk has gone")?;
+    let mut all = qmp.call("__ringtap_inspect", json!({}))?;
+    let (inspected, jobs) = (all["disks"][node].take(), all["jobs"].take());
+    let text = disk_info::lines(disk, &inspected, &jobs).join("\n");
+    Ok(writeln!(std::io::stdout(), "{text}")?)
 }
 
 fn list(qmp: &mut Qmp, output: Output, node: Option<&str>) -> anyhow::Result<()> {

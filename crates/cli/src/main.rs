@@ -11,6 +11,7 @@ mod copies;
 mod daemon;
 mod detach;
 mod disk;
+mod disk_info;
 mod folder;
 mod job;
 mod lab;

@@ -46,7 +46,7 @@ fn tree(running: &Running) -> Value {
     let disks: Map<String, Value> =
         running.disks.iter().map(|(id, served)| disk(running, *id, served)).collect();
     let jobs: Map<String, Value> =
-        running.jobs.iter().map(|(id, entry)| (id.clone(), job(entry))).collect();
+        running.jobs.iter().map(|(id, entry)| (id.clone(), job(running, entry))).collect();
     let groups: Map<String, Value> = running
         .groups
         .iter()
@@ -80,12 +80,14 @@ fn disk(running: &Running, id: DiskId, served: &Served) -> (String, Value) {
     (served.node().to_owned(), all)
 }
 
-fn job(entry: &Entry) -> Value {
+fn job(running: &Running, entry: &Entry) -> Value {
     let mut all = serde_json::to_value(entry.job.progress()).unwrap_or_default();
     all["type"] = json!(entry.kind.word());
     all["status"] = json!(entry.status().word());
     all["speed"] = json!(entry.speed);
     all["error"] = json!(entry.error());
+    let disks = entry.disks.iter().filter_map(|id| running.disks.get(id));
+    all["disks"] = disks.map(|served| served.node().to_owned()).collect();
     all
 }
 
