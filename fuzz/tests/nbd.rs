@@ -30,6 +30,7 @@ fn exports() -> Vec<Facts> {
         flags: can::FLUSH,
         preferred_block: 4096,
         contexts: vec!["base:allocation".into(), format!("qemu:dirty-bitmap:{name}")],
+        lies_in: vec!["a0".into()],
         available: true,
     };
     vec![export("disk"), export("other")]

@@ -39,7 +39,7 @@ fn handshake_of_a_server() {
         let _ = greet(&mut server);
         // Past the greeting, which few inputs would have.
         let mut server = Deaf(Cursor::new(input));
-        if let Ok(agreed) = agree(&mut server, "disk", ALLOCATION) {
+        if let Ok((agreed, _)) = agree(&mut server, "disk", ALLOCATION) {
             assert!(agreed.block.is_power_of_two() && agreed.most >= agreed.block);
             assert!(agreed.preferred >= agreed.block);
         }

@@ -192,6 +192,14 @@ impl Transport {
         }
     }
 
+    /// Words by which it is known that something lies in the disk of that export name.
+    pub(crate) fn lies_in(&self, name: &str) -> Vec<String> {
+        match self {
+            Transport::Nbd { server, .. } => server.lies_in(name),
+            _ => vec![],
+        }
+    }
+
     /// Requests that wait for room by it fail, and none waits from now on: it is about to end. A guest of Xen's gives its disk back
     /// by itself.
     pub(crate) fn give_up_waiting(&self) {

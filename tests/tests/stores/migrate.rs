@@ -133,6 +133,52 @@ fn a_disk_does_not_move_into_an_export_of_itself() {
     server.stop();
 }
 
+/// The source of a move goes on, and passes all on: to move back there would be to move into oneself.
+#[test]
+fn a_disk_does_not_move_back_into_a_server_that_has_it_from_here() {
+    let bench = Bench::new();
+    bench.raw("here.img", 64 * MIB);
+    let (here, there, [near, far]) = both(&bench, "raw");
+    bench.io_well(&["write -P 6 0 4M"]);
+    let to = |name: &str, export: &str| format!("nbd+unix:///{export}?socket={}", bench.text(name));
+    said(&["disk", "migrate", "--control", &near, "vm", &to("source", "e")]);
+    let own = ringtap_tests::ringtap();
+    let own = own.to_str().expect("a plain path");
+    let back = |export: &str| {
+        let uri = to("nbd", export);
+        let args = ["30", own, "disk", "migrate", "--control", &far, "there", &uri];
+        let told = ringtap_tests::program("timeout", "coreutils", args);
+        assert_eq!(told.status.code(), Some(1), "{told:?}");
+        String::from_utf8_lossy(&told.stderr).into_owned()
+    };
+    let why = back("d");
+    assert!(why.contains("passes all on to here") && why.contains("disk remove"), "{why}");
+    // Refused, it has left nothing behind; and so it is where both servers have taken over from themselves.
+    let pids = [&far, &near].map(|control| {
+        let told = said(&["upgrade", control, "--output", "json"]);
+        let told: Value = serde_json::from_str(&told).expect("JSON");
+        rustix::process::Pid::from_raw(told["pid"].as_i64().expect("a process") as i32)
+    });
+    bench.io_well(&["read -P 6 0 4M", "write -P 7 1M 1M"]);
+    let why = back("d");
+    assert!(why.contains("passes all on to here"), "{why}");
+    let nodes = said(&["disk", "list", "--control", &far, "--output", "json"]);
+    let nodes: Vec<Value> = serde_json::from_str(&nodes).expect("JSON");
+    assert_eq!(nodes.len(), 1, "{nodes:?}");
+    // Another export is as good a target as any.
+    bench.raw("new.img", 64 * MIB);
+    let (new, third) = (bench.text("new.img"), format!("unix:{}", bench.text("third")));
+    let third = Server::start(["-f", "raw", "--name", "e", &*new, "--nbd", &*third]);
+    said(&["disk", "migrate", "--control", &far, "there", &to("third", "e")]);
+    // Each before the one that it passes all on to.
+    for pid in pids.into_iter().rev() {
+        rustix::process::kill_process(pid.expect("one"), rustix::process::Signal::TERM)
+            .expect("it is there");
+    }
+    (there.ends(), here.ends());
+    third.stop();
+}
+
 /// Servers here and there, each with its control socket; there lies `there.qcow2`.
 fn both(bench: &Bench, here: &str) -> (Server, Server, [String; 2]) {
     said(&["create", "-q", "-f", "qcow2", &bench.text("there.qcow2"), "64M"]);

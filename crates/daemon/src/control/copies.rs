@@ -204,6 +204,18 @@ impl Running {
         Ok(target)
     }
 
+    /// Whether a disk lies in an export of another, whichever servers it passes.
+    fn lies_in(&self, disk: DiskId, of: DiskId) -> bool {
+        let Some(served) = self.disks.get(&disk) else { return false };
+        let words = served.vbd.inspect().layers.lies_in;
+        let exports = self.exports.iter().filter(|export| export.disk == of);
+        !words.is_empty()
+            && exports
+                .filter_map(|export| Some((self.servers.get(&export.server)?, &export.name)))
+                .flat_map(|(serving, name)| serving.transport.lies_in(name))
+                .any(|own| words.contains(&own))
+    }
+
     /// The disk goes on in another image.
     pub(super) fn moved(&mut self, disk: DiskId, moved: Option<Moved>) {
         let former = self.as_lower(disk);
@@ -311,6 +323,15 @@ impl BlockdevMirror {
                 "Node '{}' has cache.no-flush, and its flushes would go on being dropped in '{}', which has not: open both \
                  alike",
                 from.node(),
+                self.target
+            )));
+        }
+        if running.lies_in(target, of) {
+            let name = from.node();
+            return Err(Refusal::new(format!(
+                "Node '{}' is an export of '{name}' itself, or of a server that has '{name}' from here and passes all on to here: \
+                 what is copied would come back without end. Have that server let go of it ('ringtap disk remove' there, or its end), \
+                 and serve an image of its own there",
                 self.target
             )));
         }

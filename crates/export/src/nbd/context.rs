@@ -8,6 +8,9 @@ const ALLOCATION: &str = "base:allocation";
 /// Before a bitmap's name.
 const DIRTY_BITMAP: &str = "qemu:dirty-bitmap:";
 
+/// Before the words of what an export lies in: nobody else's context begins so.
+pub(super) const LIES_IN: &str = ringtap_stores::nbd::handshake::LIES_IN;
+
 /// Dirty bitmaps that an export may show.
 pub const MAX_BITMAPS: usize = 63;
 

@@ -30,6 +30,8 @@ pub struct Facts {
     pub preferred_block: u32,
     /// The names of its metadata contexts, by number.
     pub contexts: Vec<String>,
+    /// Words by which it is known that a disk lies in this export: its own, and those of what it lies in itself.
+    pub lies_in: Vec<String>,
     /// Whether it can be had: the disk has not been stopped.
     pub available: bool,
 }
@@ -342,6 +344,11 @@ impl Handshake {
         }
         if set {
             self.selected = Some((export, selected));
+        } else if wish.queries.iter().any(|query| *query == context::LIES_IN.as_bytes()) {
+            for word in &self.exports[export].lies_in {
+                let parts = [&0u32.to_be_bytes(), context::LIES_IN.as_bytes(), word.as_bytes()];
+                reply(output, option, rep::META_CONTEXT, &parts);
+            }
         }
         ack(output, option)
     }

@@ -20,6 +20,7 @@ mod credentials;
 mod handover;
 mod handshake;
 mod input;
+mod lies_in;
 mod limits;
 mod memory;
 mod options;

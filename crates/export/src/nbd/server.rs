@@ -19,6 +19,7 @@ use super::context;
 use super::credentials::Tls;
 use super::handover::{Handover, Running, Session, copy};
 use super::handshake::Facts;
+use super::lies_in;
 use super::limits::Limits;
 use super::peer::Peer;
 use super::places::Places;
@@ -112,15 +113,25 @@ impl From<NamedExport> for Offered {
 }
 
 /// What is offered now.
-pub(super) struct Exports(Mutex<Arc<[Offered]>>);
+pub(super) struct Exports {
+    list: Mutex<Arc<[Offered]>>,
+    /// What no other listening socket is known by.
+    sockets: Vec<String>,
+}
 
 impl Exports {
-    fn new(exports: Vec<NamedExport>) -> Exports {
-        Exports(Mutex::new(exports.into_iter().map(Offered::from).collect()))
+    fn new(exports: Vec<NamedExport>, listeners: &[Listener]) -> Exports {
+        let list = Mutex::new(exports.into_iter().map(Offered::from).collect());
+        Exports { list, sockets: listeners.iter().map(lies_in::of_socket).collect() }
+    }
+
+    /// What the handshake tells of one now.
+    pub(super) fn facts(&self, export: &NamedExport) -> Facts {
+        facts(export, lies_in::words(&self.sockets, &export.name, &export.vbd))
     }
 
     fn lock(&self) -> MutexGuard<'_, Arc<[Offered]>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// All of them. Who keeps this keeps their images open.
@@ -155,7 +166,7 @@ impl Server {
         let limits = Limits::default();
         let (budget, short) = (Budget::new(limits.memory_of_all), AtomicBool::new(false));
         let tls = vec![Tls::Off; listeners.len()];
-        let exports = Arc::new(Exports::new(exports));
+        let exports = Arc::new(Exports::new(exports, &listeners));
         let handover = Arc::default();
         Server { listeners, exports, handover, limits, budget, tls, short }
     }
@@ -168,6 +179,16 @@ impl Server {
     /// The exports that clients find now.
     pub fn exports(&self) -> Vec<NamedExport> {
         self.exports.all().iter().map(|one| one.export.clone()).collect()
+    }
+
+    /// Words by which it is known that something lies in the export of that name: its own, and those of what it lies in.
+    pub fn lies_in(&self, name: &str) -> Vec<String> {
+        let all = self.exports.all();
+        let found = all.iter().find(|one| one.export.name == name);
+        let words = |NamedExport { name, vbd, .. }: &NamedExport| {
+            lies_in::words(&self.exports.sockets, name, vbd)
+        };
+        found.map_or_else(Vec::new, |one| words(&one.export))
     }
 
     /// Offer one more, to clients that come from now on.
@@ -434,8 +455,7 @@ fn name_of(listener: &Listener) -> String {
     name.unwrap_or_default()
 }
 
-/// What the handshake tells of an export now.
-pub(super) fn facts(export: &NamedExport) -> Facts {
+fn facts(export: &NamedExport, lies_in: Vec<String>) -> Facts {
     let info = export.vbd.info();
     // A flush is carried out on the image's file, so it covers what other connections wrote.
     let mut flags = can::FLUSH | can::FUA | can::CACHE | can::MULTI_CONN;
@@ -456,6 +476,7 @@ pub(super) fn facts(export: &NamedExport) -> Facts {
         flags,
         preferred_block: preferred.unwrap_or(4096).min(MAX_PAYLOAD),
         contexts: context::names(shown.iter().map(|(name, _)| name.as_str())),
+        lies_in,
         available: export.vbd.health().failure().is_none(),
     }
 }

@@ -20,7 +20,7 @@ use super::handshake::{Choice, Handshake, Refusal, Security, Step};
 use super::input::Input;
 use super::limits::Limits;
 use super::peer::Peer;
-use super::server::{Exports, Offered, facts};
+use super::server::{Exports, Offered};
 use super::tls::{self, Sealer};
 use crate::driver::{self, Source, Turn};
 
@@ -67,8 +67,11 @@ pub(super) fn run(client: Client) -> io::Result<()> {
             // Its descriptor is another now.
             drop(session);
             // No disk is kept open by one who has not chosen it.
-            let (facts, users): (Vec<_>, Vec<_>) =
-                exports.all().iter().map(|one| (facts(&one.export), one.users.clone())).unzip();
+            let (facts, users): (Vec<_>, Vec<_>) = exports
+                .all()
+                .iter()
+                .map(|one| (exports.facts(&one.export), one.users.clone()))
+                .unzip();
             let security = match tls {
                 Tls::Off => Security::Plain,
                 Tls::On(_) => Security::Offered,

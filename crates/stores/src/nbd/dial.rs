@@ -31,6 +31,8 @@ const PROBES: u32 = 3;
 pub(super) struct Connection {
     pub(super) channel: Channel,
     pub(super) agreed: Agreed,
+    /// What the server says that the export lies in.
+    pub(super) lies_in: Vec<String>,
     /// The same socket, for who ends it from another thread.
     pub(super) socket: OwnedFd,
 }
@@ -90,7 +92,7 @@ pub(super) fn dial(
     let end = Instant::now() + limit;
     let mut stream = Until { stream: connect(&uri.server, end, uri.reconnect)?, end };
     handshake::greet(&mut stream)?;
-    let (agreed, session) = match tls {
+    let ((agreed, lies_in), session) = match tls {
         None => (handshake::agree(&mut stream, &uri.export, status)?, None),
         Some(config) => {
             handshake::start_tls(&mut stream)?;
@@ -110,7 +112,7 @@ pub(super) fn dial(
         sockopt::set_socket_timeout(&socket, which, None).map_err(io::Error::from)?;
     }
     rustix::io::ioctl_fionbio(&socket, false).map_err(io::Error::from)?;
-    Ok(Connection { channel: Channel::new(socket.try_clone()?, session), agreed, socket })
+    Ok(Connection { channel: Channel::new(socket.try_clone()?, session), agreed, lies_in, socket })
 }
 
 fn connect(

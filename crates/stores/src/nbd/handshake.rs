@@ -16,6 +16,10 @@ const REPLIES: usize = 64;
 const MOST_PREFERRED: u32 = 1 << 20;
 /// The context that tells where there are holes.
 pub const ALLOCATION: &str = "base:allocation";
+/// Contexts by which a server of Ringtap's tells what an export lies in: this, and a word.
+pub const LIES_IN: &str = "x-ringtap:lies-in:";
+/// The longest of such words.
+const MOST_WORD: usize = 64;
 
 /// How replies come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -185,12 +189,12 @@ pub fn start_tls(stream: &mut (impl Read + Write)) -> Result<(), Error> {
     }
 }
 
-/// Agree on an export, and on the context that tells what ranges of it hold.
+/// Agree on an export, and on the context that tells what ranges of it hold. Gives what the server says that it lies in, too.
 pub fn agree(
     stream: &mut (impl Read + Write),
     export: &str,
     status: &str,
-) -> Result<Agreed, Error> {
+) -> Result<(Agreed, Vec<String>), Error> {
     if export.len() > MAX_STRING {
         return Err(protocol("the export's name is too long"));
     }
@@ -210,6 +214,10 @@ pub fn agree(
         Replies::Simple => None,
         _ => context(stream, export, status)?,
     };
+    let lies_in = match replies {
+        Replies::Simple => vec![],
+        _ => lies_in(stream, export)?,
+    };
     let mut agreed =
         Agreed { size: 0, can: 0, block: 1, preferred: 4096, most: MAX_PAYLOAD, replies, status };
     let mut data = named(export);
@@ -220,10 +228,10 @@ pub fn agree(
     for _ in 0..REPLIES {
         let answer = reply(stream, opt::GO)?;
         match answer.kind {
-            rep::ACK if known => return Ok(agreed),
+            rep::ACK if known => return Ok((agreed, lies_in)),
             rep::ACK => return Err(protocol("the server does not say how large the export is")),
             rep::INFO => known |= learn(&mut agreed, &answer.data)?,
-            rep::ERR_UNSUP => return by_name(stream, export, agreed),
+            rep::ERR_UNSUP => return Ok((by_name(stream, export, agreed)?, lies_in)),
             _ if answer.is_error() => return Err(refusal(&answer, export)),
             _ => {}
         }
@@ -295,6 +303,32 @@ fn context(
             _ if answer.is_error() => {
                 refused_for_good(&answer, export)?;
                 return Ok(None);
+            }
+            _ => {}
+        }
+    }
+    Err(protocol("the server breaks the protocol: it does not come to an end"))
+}
+
+/// Ask a server of Ringtap's what the export lies in; others know of no such contexts.
+fn lies_in(stream: &mut (impl Read + Write), export: &str) -> Result<Vec<String>, Error> {
+    let mut data = named(export);
+    data.extend(1u32.to_be_bytes());
+    data.extend(named(LIES_IN));
+    ask(stream, opt::LIST_META_CONTEXT, &data)?;
+    let mut found = vec![];
+    for _ in 0..REPLIES {
+        let answer = reply(stream, opt::LIST_META_CONTEXT)?;
+        match answer.kind {
+            rep::ACK => return Ok(found),
+            rep::META_CONTEXT => {
+                let name = answer.data.get(4..).and_then(|name| std::str::from_utf8(name).ok());
+                let word = name.and_then(|name| name.strip_prefix(LIES_IN));
+                found.extend(word.filter(|word| word.len() <= MOST_WORD).map(str::to_owned));
+            }
+            _ if answer.is_error() => {
+                refused_for_good(&answer, export)?;
+                return Ok(vec![]);
             }
             _ => {}
         }

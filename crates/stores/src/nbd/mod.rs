@@ -44,7 +44,7 @@ use redial::Attempt;
 pub use uri::{Server, Uri};
 use wire::{EXTENDED_REQUEST_MAGIC, REQUEST_MAGIC, can, cmd};
 
-use crate::{Facts, Options, Store};
+use crate::{Facts, Options, Store, Tells};
 
 /// An open export.
 pub(crate) struct Nbd {
@@ -53,6 +53,8 @@ pub(crate) struct Nbd {
     status: String,
     tls: Option<Arc<ClientConfig>>,
     agreed: Agreed,
+    /// What the server has said last that the export lies in.
+    lies_in: Mutex<Vec<String>>,
     shared: Mutex<Shared>,
     closed: AtomicBool,
     /// Told when it closes.
@@ -127,6 +129,7 @@ fn store(
         resizable: false,
         verified: false,
     };
+    let lies_in = connection.lies_in.clone();
     let shared = Mutex::new(Shared { spare: Some(connection), ..Shared::default() });
     // One is the owner's.
     let near = if agreed.can(can::MULTI_CONN) { uri.connections.saturating_sub(1) } else { 0 };
@@ -135,6 +138,7 @@ fn store(
         status: status.to_owned(),
         tls,
         agreed,
+        lies_in: Mutex::new(lies_in),
         shared,
         closed: AtomicBool::new(false),
         closing: Default::default(),
@@ -142,7 +146,14 @@ fn store(
         #[cfg(test)]
         wishes: None,
     };
-    Ok(Store::new(OpenRemote::new(Arc::new(nbd)), facts))
+    let nbd = Arc::new(nbd);
+    Ok(Store::new(OpenRemote::new(nbd.clone()), facts).telling(nbd))
+}
+
+impl Tells for Nbd {
+    fn lies_in(&self) -> Vec<String> {
+        self.lies_in.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
 }
 
 impl Nbd {

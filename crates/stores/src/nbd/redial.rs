@@ -110,6 +110,7 @@ fn attempt(nbd: &Nbd, limit: Duration) -> Result<Connection, String> {
     });
     let connection =
         dial(&nbd.uri, tls.as_ref(), &nbd.status, limit).map_err(|error| error.to_string())?;
+    *nbd.lies_in.lock().unwrap_or_else(PoisonError::into_inner) = connection.lies_in.clone();
     connection.agreed.goes_on_from(&nbd.agreed)?;
     Ok(connection)
 }

@@ -10,6 +10,7 @@ fn facts(name: &str, size: u64) -> Facts {
         flags: can::FLUSH,
         preferred_block: 4096,
         contexts: context::names([name].into_iter()),
+        lies_in: vec![format!("of-{name}")],
         available: true,
     }
 }
@@ -132,6 +133,20 @@ fn contexts_belong_to_one_export_and_need_structured_replies() {
     let (_, step) = ask(&mut shake, opt::GO, &go("a", &[]));
     let Step::Transmission(choice) = step else { panic!("{step:?}") };
     assert_eq!(choice.contexts.numbers().collect::<Vec<_>>(), [0, 1]);
+}
+
+/// Whoever wants to know asks by name; others see no such context, and nobody can choose it.
+#[test]
+fn what_an_export_lies_in_is_told_who_asks_for_it() {
+    let mut shake = begun(3);
+    ask(&mut shake, opt::STRUCTURED_REPLY, &[]);
+    let wish = context("b", &["x-ringtap:lies-in:"]);
+    let (told, _) = ask(&mut shake, opt::LIST_META_CONTEXT, &wish);
+    assert_eq!(told.len(), 2);
+    assert_eq!(told[0].2, b"\0\0\0\0x-ringtap:lies-in:of-b");
+    assert_eq!(ask(&mut shake, opt::SET_META_CONTEXT, &wish).0.len(), 1);
+    let (all, _) = ask(&mut shake, opt::LIST_META_CONTEXT, &context("b", &[]));
+    assert!(!all.iter().any(|(_, _, data)| data.ends_with(b"of-b")));
 }
 
 #[test]

@@ -142,6 +142,7 @@ impl World {
             status: ALLOCATION.to_owned(),
             tls: None,
             agreed,
+            lies_in: Mutex::default(),
             shared: Mutex::new(Shared::default()),
             closed: AtomicBool::new(false),
             closing: Default::default(),
@@ -202,7 +203,7 @@ impl World {
         let channel = Channel::simulated(Stream::new(&self.near, near, self.rng.u64(..)));
         // Of a socket there is nothing but its descriptor.
         let socket = std::fs::File::open("/dev/null").expect("a descriptor").into();
-        Some(Connection { channel, agreed: self.nbd.agreed, socket })
+        Some(Connection { channel, agreed: self.nbd.agreed, lies_in: vec![], socket })
     }
 
     /// Its process is gone, and its connections with it; what was in flight has happened in part.
