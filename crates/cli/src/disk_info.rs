@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use crate::limits;
-use crate::verbs::info::human;
+use crate::output::human;
 
 /// Lines for people: of the disk as the server lists it, and as it shows it to who inspects it with its `jobs`.
 pub(crate) fn lines(disk: &Value, inspected: &Value, jobs: &Value) -> Vec<String> {

@@ -17,7 +17,9 @@ use ringtap_stores::rbd;
 use crate::error::Tried;
 use crate::files::beside;
 use crate::held::{Content, write};
-use crate::{Doing, Error, LazySecret, Reading, Watcher, chain, format_of, info, opening, spared};
+use crate::{
+    Doing, Error, LazySecret, Progress, Reading, Watcher, chain, format_of, info, opening, spared,
+};
 
 /// What is noted as being at work on an image until it is made.
 const VERB: &str = "create";
@@ -443,10 +445,10 @@ impl NewImage {
                 if !file.traits().regular {
                     return Ok(());
                 }
-                on_a_ring(
-                    path,
-                    |io| async move { reserve(&io, &file, from..from + size, space).await },
-                )?
+                on_a_ring(path, |io| async move {
+                    let unwatched = Progress::default();
+                    reserve(&io, &file, from..from + size, space, &unwatched).await
+                })?
                 .doing(|| format!("cannot reserve {size} bytes in {}", path.display()))
             }
         }
@@ -491,18 +493,19 @@ fn make_raw(path: &Path, size: u64, space: Space) -> Result<(), Error> {
             container.set_len(&io, 0).await?;
             container.set_len(&io, size).await?;
         }
-        reserve(&io, &container, 0..size, space).await
+        reserve(&io, &container, 0..size, space, &Progress::default()).await
     })?
     .map_err(|error| or_limit(error, path, size))
     .doing(|| format!("cannot extend {} to {size} bytes", path.display()))
 }
 
-/// Have a part of a file, which holds nothing, take its space.
+/// Have a part of a file, which holds nothing, take its space. Ends early where `progress` is stopped.
 pub(crate) async fn reserve(
     io: &Io,
     file: &Container,
     part: Range<u64>,
     space: Space,
+    progress: &Progress,
 ) -> Result<(), ringtap_image::Error> {
     match space {
         Space::Off => Ok(()),
@@ -510,10 +513,11 @@ pub(crate) async fn reserve(
         Space::Full => {
             let zeros = vec![0; 1 << 20];
             let mut at = part.start;
-            while at < part.end {
+            while at < part.end && !progress.stopped() {
                 let len = (part.end - at).min(zeros.len() as u64);
                 file.write(io, at, &zeros[..len as usize]).await?;
                 at += len;
+                progress.set(at - part.start);
             }
             file.sync(io).await
         }

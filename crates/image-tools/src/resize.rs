@@ -65,7 +65,8 @@ pub struct Resize {
 /// # Errors
 ///
 /// [`Error::Size`] where there is no such size, [`Error::Shrinks`] where it is not to become smaller; its format cannot be
-/// resized, or the image cannot be opened or written. The size is then the former one, unless it says otherwise.
+/// resized, or the image cannot be opened or written. The size is then the former one, unless it says otherwise; so it is where
+/// the work was stopped, which can be as long as what is new is allocated.
 pub fn resize(job: &Resize, watch: &Watcher) -> Result<u64, Error> {
     let file = &job.path;
     let format = format_to_write(file, job.format)?;
@@ -73,6 +74,7 @@ pub fn resize(job: &Resize, watch: &Watcher) -> Result<u64, Error> {
     let place = Place::from(file);
     let container = to_change(&place, writing)?;
     let changed = container.clone();
+    let former = container.len();
     let payload = match format {
         Format::Luks => Some(payload(file, &container)?),
         _ => None,
@@ -103,6 +105,11 @@ pub fn resize(job: &Resize, watch: &Watcher) -> Result<u64, Error> {
             return Err(cannot(file, format, what));
         }
     }
+    let progress = Arc::new(Progress::default());
+    if preallocation != Preallocation::Off {
+        let written = preallocation == Preallocation::Full;
+        watch.begins(if written { new - old } else { 0 }, &progress);
+    }
     if let Some(payload) = payload {
         let part = payload.from + old..payload.from.checked_add(new).ok_or(Error::Size)?;
         set_len(file, container, part.end)?;
@@ -113,12 +120,16 @@ pub fn resize(job: &Resize, watch: &Watcher) -> Result<u64, Error> {
             Preallocation::Full => Space::Full,
         };
         // As it lies there: what is new reads as noise whether or not it is written.
+        let (own, work) = (changed.clone(), progress.clone());
         on_a_ring(file, |io| async move {
-            reserve(&io, &changed, part, space).await?;
-            changed.sync(&io).await
+            reserve(&io, &own, part, space, &work).await?;
+            own.sync(&io).await
         })?
         .doing(not_all_of(file))?;
-        return Ok(new);
+        return match progress.stopped() {
+            true => Err(stopped(file, set_len(file, changed, former))),
+            false => Ok(new),
+        };
     }
     let (container, changed) =
         match format == Format::Qcow2 && new > old && shows_past(job, &place, old)? {
@@ -141,10 +152,30 @@ pub fn resize(job: &Resize, watch: &Watcher) -> Result<u64, Error> {
     change(&place, writing, container, wanted, &job.reading)?;
     changed.confirm_format(format);
     drop(changed);
-    if later != Preallocation::Off {
-        preallocate(job, writing, old..new, watch).doing(not_all_of(file))?;
+    let end = match later {
+        Preallocation::Off => Ok(()),
+        _ => preallocate(job, writing, old..new, &progress),
+    };
+    match end {
+        Err(error) if !error.is_stopped() => Err(error).doing(not_all_of(file)),
+        _ if progress.stopped() => {
+            let taken_back = to_change(&place, writing).and_then(|container| match format {
+                Format::Raw => set_len(file, container, former),
+                _ => change(&place, writing, container, Wanted::size(old), &job.reading),
+            });
+            Err(stopped(file, taken_back))
+        }
+        end => end.map(|()| new),
     }
-    Ok(new)
+}
+
+/// It was stopped, and then made as large as it was, if that could be.
+fn stopped(file: &Path, taken_back: Result<(), Error>) -> Error {
+    let what = match taken_back {
+        Ok(()) => format!("{} has its former size", file.display()),
+        Err(error) => format!("{}, and cannot have its former one: {error}", not_all_of(file)()),
+    };
+    Error::While { what, source: Box::new(Error::Stopped) }
 }
 
 fn not_all_of(file: &Path) -> impl FnOnce() -> String {
@@ -199,7 +230,7 @@ fn preallocate(
     job: &Resize,
     writing: Writing<'_>,
     part: Range<u64>,
-    watch: &Watcher,
+    progress: &Arc<Progress>,
 ) -> Result<(), Error> {
     let file = &job.path;
     if job.preallocation == Preallocation::Falloc {
@@ -210,9 +241,7 @@ fn preallocate(
         })?;
         return Ok(end?);
     }
-    let progress = Arc::new(Progress::default());
-    watch.begins(part.end - part.start, &progress);
-    copy_onto_itself(job, writing, part, &progress)
+    copy_onto_itself(job, writing, part, progress)
 }
 
 /// Have a part of a disk in its image, every byte of it as data, zeros as they are.

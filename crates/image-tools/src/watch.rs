@@ -9,7 +9,7 @@ use ringtap_vbd::Progress;
 
 /// Hears of the work. Its methods are called by any thread, and are not to wait.
 pub trait Watch: Send + Sync {
-    /// The part that takes long begins: so many bytes of disks are to be dealt with. `progress` says how many are, and takes the wish to end.
+    /// The part that takes long begins: so many bytes of disks are to be dealt with, 0 where that cannot be told. `progress` says how many are, and takes the wish to end.
     fn begins(&self, total: u64, progress: &Arc<Progress>) {
         let _ = (total, progress);
     }

@@ -58,6 +58,12 @@ impl Journal {
         Some((id, parts))
     }
 
+    /// Whether an upload was begun before, and not ended.
+    pub(crate) fn is_begun(&self) -> bool {
+        let len = |(file, _): &(File, PathBuf)| file.metadata().map_or(0, |facts| facts.len());
+        self.file.as_ref().map_or(0, len) > 0
+    }
+
     /// One has begun.
     pub(crate) fn begin(&mut self, id: &str, part: u64) {
         self.parts = 0;

@@ -54,6 +54,7 @@ use index::{CHUNK, Index, digest, hex};
 pub use publish::{Publication, Published, publish};
 use ringtap_stores::{Beside, Facts, LocalCache, Options, Store, Tells, WeakStore};
 use source::{Failure, Source};
+pub use upload::STOPPED;
 pub use uri::{Server, Uri};
 
 /// For how long opening tries again, at most.

@@ -9,13 +9,15 @@ use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::fs::FileExt;
 use std::path::{Path as FilePath, PathBuf};
+use std::sync::atomic::AtomicBool;
 
+use object_store::path::Path;
 use object_store::{Attributes, Error, ObjectStore as _, ObjectStoreExt as _, PutMode, PutPayload};
 
 use crate::index::{self, CHUNK, Index, digest, hex};
 use crate::journal::Journal;
 use crate::source::{Failure, OF_INDEX, Source, of_error};
-use crate::upload::{Image, upload};
+use crate::upload::{Image, STOPPED, is_set, upload};
 use crate::{Server, Uri, boot, connector, runtime};
 
 /// How often one is sent again.
@@ -32,6 +34,8 @@ pub struct Publication<'a> {
     pub replace: bool,
     /// A folder in which it is noted what of it has arrived.
     pub uploads: Option<&'a FilePath>,
+    /// Set where it is to end before it is whole: what was there before is there then, and no upload that could go on.
+    pub stop: Option<&'a AtomicBool>,
 }
 
 /// What was published.
@@ -80,7 +84,8 @@ pub fn publish(
     if let Some(Uri { server: Server::Http(_), .. }) = uri {
         return Err("nothing is uploaded by HTTP: publish to s3://, or to a folder that the web server shows".into());
     }
-    let index = index_of(what.file, progress).map_err(failed)?;
+    let index = index_unless(what.stop, what.file, progress)
+        .map_err(|error| if is_set(what.stop) { STOPPED.to_owned() } else { failed(error) })?;
     let bytes = index.to_bytes();
     let digest = digest(&bytes);
     let name = match uri {
@@ -101,6 +106,14 @@ pub fn publish(
 }
 
 fn index_of(path: &FilePath, progress: &dyn Fn(u64)) -> io::Result<Index> {
+    index_unless(None, path, progress)
+}
+
+fn index_unless(
+    stop: Option<&AtomicBool>,
+    path: &FilePath,
+    progress: &dyn Fn(u64),
+) -> io::Result<Index> {
     let mut file = File::open(path)?;
     let (mut size, mut digests) = (0, vec![]);
     let mut chunk = Vec::with_capacity(CHUNK as usize);
@@ -110,6 +123,7 @@ fn index_of(path: &FilePath, progress: &dyn Fn(u64)) -> io::Result<Index> {
         if chunk.is_empty() {
             break;
         }
+        goes_on(stop)?;
         digests.push(digest(&chunk));
         size += chunk.len() as u64;
         progress(chunk.len() as u64);
@@ -118,6 +132,11 @@ fn index_of(path: &FilePath, progress: &dyn Fn(u64)) -> io::Result<Index> {
         0 => Err(io::Error::other("it is empty")),
         size => Ok(Index::of(size, digests)),
     }
+}
+
+/// An error once it is to be stopped.
+fn goes_on(stop: Option<&AtomicBool>) -> io::Result<()> {
+    if is_set(stop) { Err(io::Error::other(STOPPED)) } else { Ok(()) }
 }
 
 async fn put(
@@ -137,15 +156,22 @@ async fn put(
         return put_list(source, list).await;
     }
     let payload = PutPayload::from(bytes.clone());
+    let mut former = None;
+    // Of one that was broken off the index is there.
+    let mut own = journal.is_begun();
     let put = match what.replace {
-        true => source.store.put(&at(index::ENDING)?, payload).await,
+        true => {
+            // Only to put it back: whoever may not read it may replace it.
+            former = source.beside(index::ENDING, index::MOST).await.ok().flatten();
+            source.store.put(&at(index::ENDING)?, payload).await
+        }
         false => {
             let create = PutMode::Create.into();
             source.store.put_opts(&at(index::ENDING)?, payload, create).await
         }
     };
     match put {
-        Ok(_) => {}
+        Ok(_) => own = true,
         Err(Error::AlreadyExists { .. } | Error::Precondition { .. }) => {
             let there = source.beside(index::ENDING, index::MOST).await.map_err(text)?;
             if there.as_ref() != Some(&bytes) {
@@ -155,8 +181,23 @@ async fn put(
         Err(error) => return Err(of_error(error).text()),
     }
     let of = Attributes::from_iter([(OF_INDEX, hex(&digest(&bytes)))]);
-    upload(source, &Image { path: what.file, index, of }, journal, progress).await?;
+    let image = Image { path: what.file, index, of, stop: what.stop };
+    let sent = upload(source, &image, journal, progress).await;
+    if sent.is_err() && own && is_set(what.stop) {
+        let taken_back = take_back(source, &at(index::ENDING)?, former).await;
+        taken_back.map_err(|why| format!("its index is there and it is not: {why}"))?;
+    }
+    sent?;
     put_list(source, list).await
+}
+
+/// The image is as it was, and so is its index to be.
+async fn take_back(source: &Source, at: &Path, former: Option<Vec<u8>>) -> Result<(), String> {
+    let end = match former {
+        Some(bytes) => source.store.put(at, bytes.into()).await.map(drop),
+        None => source.store.delete(at).await,
+    };
+    end.map_err(|error| of_error(error).text())
 }
 
 const ANOTHER: &str = "another image is published there: choose another name, or add --replace";
@@ -251,7 +292,17 @@ fn copy(
     if own || (is_there && !what.replace) {
         progress(index.size());
     } else {
-        put("", &|part| copy_of(what.file, index, part, progress))?;
+        put("", &|part| copy_of(what, index, part, progress)).inspect_err(|_| {
+            // The image is as it was, and so is its index to be.
+            let path = with(index::ENDING);
+            let taken_back = match &there {
+                Some(bytes) => fs::write(&path, bytes),
+                None => fs::remove_file(&path),
+            };
+            if let Err(error) = taken_back {
+                tracing::warn!("{}: {error}: it is not that of the image", path.display());
+            }
+        })?;
     }
     if let Some(list) = list {
         put(boot::ENDING, &|part| fs::write(part, &list))?;
@@ -261,17 +312,19 @@ fn copy(
 
 /// Write what the index names, and nothing else.
 fn copy_of(
-    path: &FilePath,
+    what: Publication<'_>,
     index: &Index,
     to: &FilePath,
     progress: &dyn Fn(u64),
 ) -> io::Result<()> {
+    let path = what.file;
     let mut from = File::open(path)?;
     let to = File::create(to)?;
     to.set_permissions(from.metadata()?.permissions())?;
     let mut chunk = Vec::with_capacity(CHUNK as usize);
     for number in 0..index.size().div_ceil(CHUNK) as u32 {
         chunk.clear();
+        goes_on(what.stop)?;
         (&mut from).take(CHUNK).read_to_end(&mut chunk)?;
         if !index.matches(number, &chunk) {
             let why = format!("{} was changed while it was published", path.display());
@@ -291,7 +344,6 @@ mod tests {
     use std::sync::Arc;
 
     use object_store::memory::InMemory;
-    use object_store::path::Path;
 
     use super::*;
 
@@ -304,7 +356,7 @@ mod tests {
     }
 
     fn publication(file: &FilePath, replace: bool) -> Publication<'_> {
-        Publication { file, boot_list: None, replace, uploads: None }
+        Publication { file, boot_list: None, replace, uploads: None, stop: None }
     }
 
     #[test]

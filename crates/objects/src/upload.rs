@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path as FilePath;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::time::Duration;
 
 use bytes::Bytes;
 use object_store::multipart::PartId;
@@ -22,6 +24,10 @@ const PARTS: u64 = 9_000;
 /// Parts that are on their way at a time at most, and bytes of them: each is in memory for so long. One part alone may have more.
 const WIDE: usize = 8;
 const IN_FLIGHT: u64 = 256 << 20;
+/// How often it is looked whether it is to be stopped.
+const LOOK: Duration = Duration::from_millis(20);
+/// What a publication that was stopped leaves.
+pub const STOPPED: &str = "what was there before is there as it was";
 
 /// How an image is sent.
 #[derive(Clone, Copy)]
@@ -54,6 +60,8 @@ pub(crate) struct Image<'a> {
     pub(crate) index: &'a Index,
     /// What the store is to keep of it.
     pub(crate) of: Attributes,
+    /// Set where it is to be sent no more.
+    pub(crate) stop: Option<&'a AtomicBool>,
 }
 
 /// Why it was not sent.
@@ -62,6 +70,8 @@ enum End {
     Gone,
     /// It is not the image that was begun.
     Changed(String),
+    /// Somebody wants no more of it.
+    Stopped,
     Failed(String),
 }
 
@@ -122,6 +132,16 @@ pub(crate) async fn upload(
                 let _ = store.abort_multipart(&source.path, &id).await;
                 return Err(why);
             }
+            Err(End::Stopped) => {
+                journal.end();
+                return match store.abort_multipart(&source.path, &id).await {
+                    Ok(()) | Err(Error::NotFound { .. }) => Err(STOPPED.to_owned()),
+                    Err(error) => Err(format!(
+                        "the parts that were sent stay in the store: {}",
+                        of_error(error).text()
+                    )),
+                };
+            }
             Err(End::Failed(why)) => return Err(journal.told(why, size.div_ceil(part))),
         }
     }
@@ -155,7 +175,10 @@ async fn send(
             continue;
         }
         if sending.len() >= wide {
-            end = next(&mut sending, &mut arrived, journal, progress).await;
+            end = next(&mut sending, &mut arrived, journal, progress, image.stop).await;
+        }
+        if is_set(image.stop) {
+            end = Err(End::Stopped);
         }
         let bytes = match end {
             Ok(()) => image.read(&Part { number, range }),
@@ -177,10 +200,15 @@ async fn send(
         });
     }
     // What is on its way had better arrive.
-    while !sending.is_empty() {
-        let last = next(&mut sending, &mut arrived, journal, progress).await;
-        end = end.and(last);
+    while !sending.is_empty() && !matches!(end, Err(End::Stopped)) {
+        let last = next(&mut sending, &mut arrived, journal, progress, image.stop).await;
+        end = match last {
+            Err(End::Stopped) => last,
+            last => end.and(last),
+        };
     }
+    // None of it is to arrive behind the end of the upload.
+    sending.shutdown().await;
     end?;
     Ok(arrived.into_values().map(|content_id| PartId { content_id }).collect())
 }
@@ -193,8 +221,13 @@ async fn next(
     arrived: &mut BTreeMap<usize, String>,
     journal: &mut Journal,
     progress: &dyn Fn(u64),
+    stop: Option<&AtomicBool>,
 ) -> Result<(), End> {
-    match sending.join_next().await {
+    let arrived_next = tokio::select! {
+        one = sending.join_next() => one,
+        () = stopped(stop) => return Err(End::Stopped),
+    };
+    match arrived_next {
         None => Ok(()),
         Some(Err(error)) => Err(End::Failed(error.to_string())),
         Some(Ok(Err(end))) => Err(end),
@@ -204,6 +237,20 @@ async fn next(
             progress(len);
             Ok(())
         }
+    }
+}
+
+pub(crate) fn is_set(stop: Option<&AtomicBool>) -> bool {
+    stop.is_some_and(|stop| stop.load(SeqCst))
+}
+
+/// Ends when it is set, by the handler of a signal, which wakes nobody.
+async fn stopped(stop: Option<&AtomicBool>) {
+    if stop.is_none() {
+        return std::future::pending().await;
+    }
+    while !is_set(stop) {
+        tokio::time::sleep(LOOK).await;
     }
 }
 

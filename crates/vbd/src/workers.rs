@@ -73,7 +73,8 @@ impl Progress {
         self.done.fetch_add(bytes, Relaxed);
     }
 
-    pub(crate) fn stopped(&self) -> bool {
+    /// Whether somebody has.
+    pub fn stopped(&self) -> bool {
         self.stop.load(Relaxed)
     }
 }

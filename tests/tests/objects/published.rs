@@ -89,3 +89,41 @@ fn what_an_object_names_leads_nowhere_else() {
         assert!(!why.contains("evil") || why.contains("%3Fendpoint"), "{name}: {why}");
     }
 }
+
+#[test]
+fn a_publication_in_a_folder_that_is_stopped_leaves_what_was_there() {
+    use rustix::process::{Pid, Signal, kill_process};
+    use std::os::unix::process::ExitStatusExt;
+    let bench = Bench::new();
+    let (image, www) = (bench.path("disk.img"), bench.text("www"));
+    fs::create_dir(&www).expect("made");
+    let names = || {
+        let found = fs::read_dir(&www).expect("listed").flatten();
+        let mut found: Vec<_> =
+            found.map(|one| (one.file_name(), fs::read(one.path()).expect("read"))).collect();
+        found.sort();
+        found
+    };
+    for signal in [Signal::INT, Signal::TERM] {
+        let before = names();
+        fs::write(&image, pattern(96 * MIB)).expect("written");
+        let mut command = std::process::Command::new(ringtap_tests::ringtap());
+        command.args(["publish", "--replace", &bench.text("disk.img"), &www]);
+        command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::piped());
+        let child = command.spawn().expect("ringtap");
+        let until = std::time::Instant::now() + ringtap_tests::patience();
+        while !bench.path("www/disk.img.part").exists() {
+            assert!(std::time::Instant::now() < until, "it does not begin");
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        kill_process(Pid::from_child(&child), signal).expect("it is there");
+        let end = child.wait_with_output().expect("its end");
+        let why = String::from_utf8_lossy(&end.stderr).into_owned();
+        assert_eq!(end.status.signal(), Some(signal.as_raw()), "{why}");
+        assert!(why.contains("what was there before is there as it was"), "{why}");
+        assert!(names() == before, "{why}");
+        // For the next round something is there.
+        fs::write(&image, pattern(MIB)).expect("written");
+        said(&["publish", "--replace", &bench.text("disk.img"), &www]);
+    }
+}

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
 
 use anyhow::Context;
 use clap::Args;
@@ -12,6 +13,7 @@ use ringtap_objects::{Publication, index::hex};
 use ringtap_vbd::Progress;
 
 use super::bar::{Bar, Talk};
+use super::stop::Signals;
 use crate::manual::section::{EXIT, Section};
 use crate::names;
 
@@ -53,6 +55,7 @@ pub(crate) fn run(args: &PublishArgs) -> anyhow::Result<ExitCode> {
     )?;
     let below = named_below(&args.file, format)?;
     let progress = Arc::new(Progress::default());
+    let (signals, stop) = (Signals::stop(&progress)?, progress.stop_flag());
     let bar = Bar::show(args.talk, &progress, 2 * held.len());
     // Where there is none, one that is broken off begins anew.
     let uploads = record::state_folder("uploads").ok();
@@ -61,6 +64,7 @@ pub(crate) fn run(args: &PublishArgs) -> anyhow::Result<ExitCode> {
         boot_list: args.boot_list.as_deref(),
         replace: args.replace,
         uploads: uploads.as_deref(),
+        stop: Some(&*stop),
     };
     let published = ringtap_objects::publish(what, &args.target, &|bytes| {
         progress.set(progress.done() + bytes)
@@ -69,7 +73,10 @@ pub(crate) fn run(args: &PublishArgs) -> anyhow::Result<ExitCode> {
     // Who began meanwhile heeds no locks.
     is_whole(&args.file)?;
     let published = published
-        .map_err(anyhow::Error::msg)
+        .map_err(|why| match stop.load(SeqCst) {
+            true => anyhow::Error::from(signals.stopped()).context(why),
+            false => anyhow::Error::msg(why),
+        })
         .with_context(|| format!("cannot publish {} to {}", args.file.display(), args.target))?;
     if let Some(below) = below.filter(|_| !args.talk.quiet) {
         tell!(

@@ -96,10 +96,10 @@ pub(crate) fn run(args: &ResizeArgs) -> anyhow::Result<ExitCode> {
     };
     let work = Work::ticking(Talk::unasked(args.quiet));
     let watch: Watcher = work.clone();
-    let end = resize(&job, &watch);
-    work.over();
-    let size = match end {
-        Err(Error::Size) => return Err(wrong().into()),
+    let size = match work.ended(resize(&job, &watch)) {
+        Err(error) if matches!(error.downcast_ref(), Some(Error::Size)) => {
+            return Err(wrong().into());
+        }
         end => end?,
     };
     if !args.quiet {

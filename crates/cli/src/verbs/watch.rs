@@ -34,10 +34,11 @@ impl Work {
         Arc::new(Work { talk, stops: true, begun: Mutex::default() })
     }
 
-    /// Work of which only a part can be told how far it is, or none: until that begins, for how long it has gone on.
+    /// Work that puts in order what it leaves when a signal comes, and of which only a part can be told how far it is, or none:
+    /// until that begins, for how long it has gone on.
     pub(crate) fn ticking(talk: Talk) -> Arc<Work> {
         let begun = Begun { _bar: Bar::ticking(talk), signals: None };
-        Arc::new(Work { talk, stops: false, begun: Mutex::new(Some(begun)) })
+        Arc::new(Work { talk, stops: true, begun: Mutex::new(Some(begun)) })
     }
 
     /// The bar is to be gone from here on.
@@ -66,9 +67,14 @@ impl Watch for Work {
             progress.stop();
         }
         let mut begun = self.begun.lock().unwrap_or_else(PoisonError::into_inner);
-        // What was shown before ends first.
-        drop(begun.take());
-        *begun = Some(Begun { _bar: Bar::show(self.talk, progress, total), signals });
+        match &mut *begun {
+            Some(ticking) if total == 0 => ticking.signals = signals,
+            before => {
+                // What was shown before ends first.
+                drop(before.take());
+                *before = Some(Begun { _bar: Bar::show(self.talk, progress, total), signals });
+            }
+        }
     }
 
     fn note(&self, note: &Note) {

@@ -194,3 +194,56 @@ fn making_an_image_that_is_stopped_leaves_nothing_that_was_not_there() {
     let said = bench.ends("ringtap compare -f raw old.raw old.raw", 2);
     assert!(said.contains("not whole"), "{said}");
 }
+
+/// It writes zeros, which takes hours; until then the disk has its new size, and once it is stopped its former one.
+#[test]
+fn a_disk_whose_growth_is_stopped_has_its_former_size() {
+    use std::os::unix::fs::MetadataExt;
+    let bench = Bench::new();
+    bench.ok("ringtap create -q -f raw a.raw 1M");
+    bench.ok("ringtap create -q -f qcow2 a.qcow2 1M");
+    std::fs::write(bench.path("key"), "secret").expect("a key");
+    bench.ok(
+        "qemu-img create -q -f luks --object secret,id=s,file=key -o key-secret=s,iter-time=10 a.luks 1M",
+    );
+    for image in ["raw a.raw", "qcow2 a.qcow2"] {
+        bench.qemu_io(&format!("-f {image}"), &["write -q -P 5 64k 512k".into()]);
+        bench.ok(&format!("ringtap convert -f {image} -O raw was.raw"));
+    }
+    for (format, file, signal) in [
+        ("raw", "a.raw", Signal::INT),
+        ("qcow2", "a.qcow2", Signal::TERM),
+        ("luks", "a.luks", Signal::INT),
+    ] {
+        let size = |bench: &Bench| {
+            bench.json(&format!("ringtap info -f {format} --output json {file}"))["virtual-size"]
+                .clone()
+        };
+        let (before, len) = (size(&bench), bench.path(file).metadata().expect("a file").len());
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ringtap"));
+        command.args(["resize", "-f", format, "--preallocation", "full", file, "+64G"]);
+        command.current_dir(bench.path("")).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut child = command.spawn().expect("begun");
+        let said = BufReader::new(child.stderr.take().expect("its errors"));
+        let end = Instant::now() + Duration::from_secs(60);
+        while bench.path(file).metadata().expect("a file").blocks() * 512 < len + (2 << 20) {
+            assert!(Instant::now() < end, "{file}: it does not begin");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        let said = stop((child, said), signal);
+        assert!(said.contains(&format!("{file} has its former size")), "{said}");
+        assert!(said.contains(if signal == Signal::INT { "SIGINT" } else { "SIGTERM" }), "{said}");
+        assert_eq!(size(&bench), before, "{file}");
+        if format != "qcow2" {
+            assert_eq!(bench.path(file).metadata().expect("a file").len(), len, "{file}");
+        }
+    }
+    bench.ok("qemu-img check -q -f qcow2 a.qcow2");
+    for image in ["raw -F raw a.raw", "qcow2 -F raw a.qcow2"] {
+        let [format, _, _, file] = image.split(' ').collect::<Vec<_>>()[..] else { unreachable!() };
+        bench.ok(&format!("qemu-img compare -f {format} -F raw {file} was.raw"));
+    }
+    // And can grow as before.
+    bench.ok("ringtap resize -q -f qcow2 --preallocation full a.qcow2 +1M");
+    bench.ok("qemu-img check -q -f qcow2 a.qcow2");
+}

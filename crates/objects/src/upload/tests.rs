@@ -115,7 +115,7 @@ fn parts_that_have_arrived_are_not_sent_again_and_a_lost_upload_begins_anew() {
     let runtime = runtime::handle().expect("threads");
     let run = || {
         let mut journal = Journal::open(Some(folder.path()), "a", &[1; 32]);
-        let image = Image { path: &path, index: &index, of: Attributes::new() };
+        let image = Image { path: &path, index: &index, of: Attributes::new(), stop: None };
         runtime.block_on(upload(&source, &image, &mut journal, &|_| {}))
     };
     let there = || {
@@ -171,7 +171,7 @@ fn no_more_is_in_memory_than_is_to_be() {
         let counts = Arc::new(Fails { from: 12.into(), wanted: wide, ..Fails::default() });
         let store = counts.store.clone();
         let source = Source { store, parts: Some(counts.clone()), path: Path::from("a") };
-        let image = Image { path: &path, index: &index, of: Attributes::new() };
+        let image = Image { path: &path, index: &index, of: Attributes::new(), stop: None };
         let mut journal = Journal::open(None, "a", &[1; 32]);
         let sent = runtime.block_on(async {
             let begun = counts.create_multipart(&source.path).await;
