@@ -51,10 +51,7 @@ pub struct Ring {
     doorbell: Doorbell,
     start: Instant,
     #[cfg(test)]
-    enters: u32,
-    /// What the next enters fail with, instead of being made; 0 for one that is made.
-    #[cfg(test)]
-    fails: std::collections::VecDeque<i32>,
+    seen: tests::Seen,
 }
 
 #[derive(Default)]
@@ -114,9 +111,7 @@ impl Ring {
             doorbell,
             start,
             #[cfg(test)]
-            enters: 0,
-            #[cfg(test)]
-            fails: Default::default(),
+            seen: tests::Seen::default(),
         })
     }
 
@@ -345,7 +340,7 @@ impl Ring {
         }
         #[cfg(test)]
         {
-            self.enters += 1;
+            self.seen.enters += 1;
         }
         self.files.watched.settle_begun();
         // SAFETY: the argument is of the type that the flags say and outlives the call, and every
@@ -354,7 +349,7 @@ impl Ring {
         let enter =
             || unsafe { self.ring.submitter().enter(waiting, sleep.events, flags, limit.as_ref()) };
         #[cfg(test)]
-        let fails = self.fails.pop_front().filter(|errno| *errno != 0);
+        let fails = self.seen.fails.pop_front().filter(|errno| *errno != 0);
         #[cfg(not(test))]
         let fails = None;
         let entered = match fails {
@@ -431,7 +426,10 @@ impl Ring {
                     self.enter(Sleep::NONE)?;
                     self.reap(done);
                 }
-                done.push((*key, self.write_cached(*key, op, &small)));
+                match self.write_cached(*key, op, &small) {
+                    Some(result) => done.push((*key, result)),
+                    None => self.push(*key, op, false, done)?,
+                }
             } else if let Op::SetLen { file, len } = *op {
                 done.push((*key, self.watch_here(op, |ring| ring.set_len(file, len))));
             } else {
@@ -463,6 +461,10 @@ impl Ring {
             entry = entry.user_data(key | beside);
         }
         self.push_entry(&entry, done)?;
+        #[cfg(test)]
+        {
+            self.seen.pushed += 1;
+        }
         self.on_disk += usize::from(op.is_disks());
         Ok(())
     }

@@ -1,8 +1,9 @@
 //! Small writes into the page cache: this thread makes them, for a copy costs less than waking a worker. But the
 //! kernel may hold up who writes: for room in the page cache (dirty throttling), for a server (NFS), for a journal.
-//! A queue must not stop for that again and again: a write that was held up sends those that follow to the ring for a
-//! while, which asks the file system not to wait where that can be asked (RWF_NOWAIT; ext4 and tmpfs of Linux 6.18
-//! cannot), and has a worker make them else. A thread that lost its processor in a write was not held up by it: the
+//! A queue must not stop for that. The first write to a file asks whether writes to it can be told not to wait
+//! (RWF_NOWAIT). Where they can (XFS), each is, and one that would have to wait goes to a worker, as those that
+//! follow do for a while. Where they cannot (ext4 and tmpfs of Linux 6.18), or the first few all would have to (btrfs), a write
+//! that was held up sends those that follow to a worker for a while. A thread that lost its processor in a write was not held up by it: the
 //! count of switches tells, and is only asked for while there is a doubt.
 
 use std::os::fd::RawFd;
@@ -18,10 +19,41 @@ const DOUBTED: u16 = 1000;
 const RESTS: Time = 32;
 /// at most for so long.
 const LONGEST_REST: Time = 2_000_000_000;
+/// And for so long after one that would have had to wait and did not.
+const REFUSED_REST: Time = 1_000_000;
+/// Where the first so many would all have had to wait it is no use to ask.
+const ASKED: u8 = 8;
+
+/// Whether writes to a file can be told not to wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Nowait {
+    /// So many would have had to, and none was made yet.
+    Asked(u8),
+    Can,
+    Cannot,
+}
+
+impl Default for Nowait {
+    fn default() -> Nowait {
+        Nowait::Asked(0)
+    }
+}
+
+impl Nowait {
+    /// After one that would have had to wait.
+    fn refused(self) -> Nowait {
+        match self {
+            Nowait::Asked(times) if times + 1 < ASKED => Nowait::Asked(times + 1),
+            Nowait::Asked(_) => Nowait::Cannot,
+            known => known,
+        }
+    }
+}
 
 /// How small writes into one file's page cache go.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Pace {
+    nowait: Nowait,
     /// Whether the thread slept is asked for so many more.
     doubted: u16,
     /// The ring has them until then.
@@ -31,14 +63,15 @@ pub(super) struct Pace {
 impl Pace {
     /// After a write that began then and took so long; whether the thread slept in it, where that was asked.
     fn after(self, began: Time, took: Time, slept: Option<bool>) -> Pace {
-        match (took > SLOW, slept) {
-            (false, _) => Pace { doubted: self.doubted.saturating_sub(1), rests_until: 0 },
+        let (doubted, rests_until) = match (took > SLOW, slept) {
+            (false, _) => (self.doubted.saturating_sub(1), 0),
             (true, Some(true)) => {
                 let rest = took.saturating_mul(RESTS).min(LONGEST_REST);
-                Pace { doubted: DOUBTED, rests_until: began + took + rest }
+                (DOUBTED, began + took + rest)
             }
-            (true, _) => Pace { doubted: DOUBTED, rests_until: 0 },
-        }
+            (true, _) => (DOUBTED, 0),
+        };
+        Pace { doubted, rests_until, ..self }
     }
 }
 
@@ -62,12 +95,36 @@ impl Ring {
         (nature.page_cache && !rests).then_some(Small { fd, file, pace, offset, mem })
     }
 
-    /// Make it here.
-    pub(super) fn write_cached(&mut self, key: Key, op: &Op, small: &Small) -> i32 {
+    /// Make it here; none where a worker has to.
+    pub(super) fn write_cached(&mut self, key: Key, op: &Op, small: &Small) -> Option<i32> {
         let Small { fd, offset, mem, .. } = *small;
         let Some(pace) = small.pace else {
-            return self.watch_here(op, |ring| ring.write_here(key, fd, offset, mem, 0));
+            return Some(self.watch_here(op, |ring| ring.write_here(key, fd, offset, mem, 0)));
         };
+        if pace.nowait == Nowait::Cannot {
+            return Some(self.write_timed(key, op, small, pace));
+        }
+        let nowait = libc::RWF_NOWAIT;
+        let result = self.watch_here(op, |ring| ring.write_here(key, fd, offset, mem, nowait));
+        if result == -libc::EOPNOTSUPP {
+            let pace = Pace { nowait: Nowait::Cannot, ..pace };
+            self.files.goes(small.file, pace);
+            return Some(self.write_timed(key, op, small, pace));
+        }
+        let waits = result == -libc::EAGAIN;
+        let nowait = if waits { pace.nowait.refused() } else { Nowait::Can };
+        let rests = waits && nowait == Nowait::Can;
+        let rests_until = if rests { self.since_start() + REFUSED_REST } else { 0 };
+        let next = Pace { nowait, rests_until, ..pace };
+        if next != pace {
+            self.files.goes(small.file, next);
+        }
+        (!waits).then_some(result)
+    }
+
+    /// Make it here, however long that takes.
+    fn write_timed(&mut self, key: Key, op: &Op, small: &Small, pace: Pace) -> i32 {
+        let Small { fd, offset, mem, .. } = *small;
         let before = (pace.doubted > 0).then(sleeps);
         let began = self.since_start();
         let result = self.watch_here(op, |ring| ring.write_here(key, fd, offset, mem, 0));
@@ -202,7 +259,8 @@ mod tests {
         ring.turn(&mut vec![(1, write(&far, bytes.mem()))], &mut done, false).expect("the ring");
         assert_eq!(done, [(1, 512)]);
 
-        ring.files.goes(far.handle(), Pace::default());
+        assert_eq!(ring.files.pace(far.handle()).map(|pace| pace.nowait), Some(Nowait::Cannot));
+        ring.files.goes(far.handle(), Pace { nowait: Nowait::Cannot, ..Pace::default() });
         // Held up twice: the first time it is only doubted.
         for (key, rests) in [(2, false), (3, true)] {
             let pace = held_up(&mut ring, &mut near, &far, (key, &bytes));
@@ -222,14 +280,95 @@ mod tests {
         assert_eq!(done, [(4, 512)]);
     }
 
+    /// The writes that the kernel was asked for here, and those that went to the ring.
+    fn made(ring: &mut Ring) -> (u32, u32) {
+        (std::mem::take(&mut ring.seen.here), std::mem::take(&mut ring.seen.pushed))
+    }
+
+    #[test]
+    fn what_would_have_to_wait_goes_to_a_worker_where_that_can_be_asked() {
+        let (mut near, far) = std::os::unix::net::UnixStream::pair().expect("a pair of sockets");
+        let far = cached(far.into());
+        let bytes = buffer(512);
+        let mut ring = Ring::new().expect("io_uring");
+        let mut done = vec![];
+        let mut write_one = |ring: &mut Ring, key| {
+            done.clear();
+            ring.turn(&mut vec![(key, write(&far, bytes.mem()))], &mut done, false)
+                .expect("a turn");
+            done.clone()
+        };
+        assert_eq!(write_one(&mut ring, 1), [(1, 512)]);
+        assert_eq!(made(&mut ring), (1, 0), "nothing is asked beside the write");
+        let pace = |ring: &Ring| ring.files.pace(far.handle()).expect("a known file");
+        assert_eq!(pace(&ring), Pace { nowait: Nowait::Can, ..Pace::default() });
+
+        fill(&far);
+        let began = ring.since_start();
+        assert_eq!(write_one(&mut ring, 2), [], "the queue goes on");
+        assert!(pace(&ring).rests_until >= began + REFUSED_REST, "{:?}", pace(&ring));
+        assert_eq!(made(&mut ring), (1, 1));
+        // Those that follow are not tried here.
+        let for_ever = Pace { rests_until: Time::MAX, ..pace(&ring) };
+        ring.files.goes(far.handle(), for_ever);
+        assert_eq!(write_one(&mut ring, 3), []);
+        assert_eq!(made(&mut ring), (0, 1));
+
+        near.set_nonblocking(true).expect("its way");
+        let mut ended = vec![];
+        while ended.len() < 2 {
+            let _ = near.read(&mut [0; 8192]);
+            ring.turn(&mut vec![], &mut ended, false).expect("the ring");
+        }
+        ended.sort_unstable();
+        assert_eq!(ended, [(2, 512), (3, 512)]);
+        ring.files.goes(far.handle(), Pace { nowait: Nowait::Can, ..Pace::default() });
+        while near.read(&mut [0; 8192]).is_ok_and(|count| count > 0) {}
+        assert_eq!(write_one(&mut ring, 4), [(4, 512)]);
+    }
+
+    #[test]
+    fn where_none_can_be_made_without_waiting_it_is_asked_no_more() {
+        let mut nowait = Nowait::default();
+        for _ in 1..ASKED {
+            nowait = nowait.refused();
+            assert!(matches!(nowait, Nowait::Asked(_)), "{nowait:?}");
+        }
+        assert_eq!(nowait.refused(), Nowait::Cannot);
+        assert_eq!(Nowait::Can.refused(), Nowait::Can, "there it is worth it");
+    }
+
+    #[test]
+    fn a_file_is_asked_once_whether_writes_to_it_can_be_told_not_to_wait() {
+        let (mut near, far) = terminal();
+        let far = cached(far);
+        let bytes = buffer(512);
+        let mut ring = Ring::new().expect("io_uring");
+        for (key, calls) in [(1, 2), (2, 1), (3, 1)] {
+            let mut done = vec![];
+            ring.turn(&mut vec![(key, write(&far, bytes.mem()))], &mut done, false)
+                .expect("a turn");
+            assert_eq!(done, [(key, 512)]);
+            assert_eq!(made(&mut ring), (calls, 0), "{key}");
+            near.read_exact(&mut [0; 512]).expect("what was written");
+        }
+        // One in memory alone, which nothing holds up, is not.
+        let file = OpenFile::new(tempfile::tempfile().expect("a file").into());
+        file.set_nature(Nature { page_cache: true, in_memory: true, ..Nature::default() });
+        let mut done = vec![];
+        let write = Op::Write { file: file.handle(), offset: 0, mem: bytes.mem(), durable: false };
+        ring.turn(&mut vec![(1, write)], &mut done, false).expect("a turn");
+        assert_eq!((done, made(&mut ring)), (vec![(1, 512)], (1, 0)));
+    }
+
     #[test]
     fn only_who_slept_was_held_up() {
         let none = Pace::default();
-        let doubted = Pace { doubted: DOUBTED, rests_until: 0 };
+        let doubted = Pace { doubted: DOUBTED, ..none };
         assert_eq!(none.after(5, SLOW, None), none);
         assert_eq!(none.after(5, SLOW + 1, None), doubted);
         assert_eq!(doubted.after(5, SLOW + 1, Some(false)), doubted);
-        assert_eq!(doubted.after(5, 7, Some(true)), Pace { doubted: DOUBTED - 1, rests_until: 0 });
+        assert_eq!(doubted.after(5, 7, Some(true)), Pace { doubted: DOUBTED - 1, ..none });
         let rests_until = 5 + (SLOW + 1) * (RESTS + 1);
         assert_eq!(doubted.after(5, SLOW + 1, Some(true)), Pace { rests_until, ..doubted });
         let rests_until = 10_000_000_000 + LONGEST_REST;

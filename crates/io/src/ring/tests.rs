@@ -1,5 +1,6 @@
 //! Tests of the ring that look inside it.
 
+use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::AtomicU64;
 
@@ -7,6 +8,17 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use super::*;
 use crate::{Io, Nature, OpenFile, Witness};
+
+/// What tests see of a ring, and do to it.
+#[derive(Default)]
+pub(super) struct Seen {
+    pub(super) enters: u32,
+    /// Writes that its thread asked the kernel for itself, and operations handed to the ring.
+    pub(super) here: u32,
+    pub(super) pushed: u32,
+    /// What the next enters fail with, instead of being made; 0 for one that is made.
+    pub(super) fails: VecDeque<i32>,
+}
 
 /// So many operations that end at once, or one after the other.
 fn timeouts(count: Key) -> Vec<(Key, Op)> {
@@ -30,10 +42,10 @@ fn an_enter_that_takes_nothing_loses_nothing() {
     for errno in [libc::EAGAIN, libc::EBUSY, libc::EINTR] {
         for count in [1, 200, 700] {
             let mut ring = Ring::new().expect("io_uring");
-            ring.fails.extend([errno, errno, 0, errno, errno, errno, 0, errno]);
+            ring.seen.fails.extend([errno, errno, 0, errno, errno, errno, 0, errno]);
             let mut submit = timeouts(count);
             let done = take(&mut ring, &mut submit, count as usize);
-            assert!(submit.is_empty() && ring.fails.len() < 6, "{errno}: {count}");
+            assert!(submit.is_empty() && ring.seen.fails.len() < 6, "{errno}: {count}");
             assert!(done.iter().map(|(key, _)| *key).eq(0..count), "{errno}: {count}");
             let mut more = vec![];
             ring.turn(&mut vec![], &mut more, false).expect("the ring");
@@ -47,7 +59,7 @@ fn an_enter_that_takes_nothing_loses_nothing() {
 fn an_enter_that_fails_leaves_what_was_not_handed_over() {
     for count in [100, 257, 700] {
         let mut ring = Ring::new().expect("io_uring");
-        ring.fails.push_back(libc::EIO);
+        ring.seen.fails.push_back(libc::EIO);
         let (mut submit, mut done) = (timeouts(count), vec![]);
         let error = ring.turn(&mut submit, &mut done, true).expect_err("it fails");
         assert_eq!(error.raw_os_error(), Some(libc::EIO));
@@ -61,7 +73,7 @@ fn an_enter_that_fails_leaves_what_was_not_handed_over() {
 #[test]
 fn tasks_of_a_ring_that_fails_once_can_be_dropped() {
     let mut ring = Ring::new().expect("io_uring");
-    ring.fails.push_back(libc::EIO);
+    ring.seen.fails.push_back(libc::EIO);
     let mut tasks = crate::Tasks::new(Box::new(ring));
     for _ in 0..700 {
         let io = tasks.io().clone();
@@ -104,7 +116,7 @@ fn a_turn_enters_the_kernel_once() {
         Io::new(Box::new(Ring::new().expect("io_uring"))).buffer(512 * 1024).expect("memory");
     let mut ring = Ring::new().expect("io_uring");
     let mut done = vec![];
-    let entered = |ring: &mut Ring| std::mem::take(&mut ring.enters);
+    let entered = |ring: &mut Ring| std::mem::take(&mut ring.seen.enters);
     for count in [1, 32, SUBMISSIONS as usize, 512] {
         let mut submit: Vec<_> = (0..count)
             .map(|key| {
