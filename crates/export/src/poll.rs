@@ -118,33 +118,46 @@ pub(crate) fn waking_takes() -> Time {
     })
 }
 
-/// Threads of the process that spin.
-static SPINNING: AtomicUsize = AtomicUsize::new(0);
+/// How many threads spin, and how many may at once.
+struct Spinners {
+    now: AtomicUsize,
+    most: usize,
+}
 
-/// Held by a thread that spins: there are only so many.
-struct Permit;
-
-impl Permit {
-    fn take() -> Option<Permit> {
-        static MOST: OnceLock<usize> = OnceLock::new();
-        let most = *MOST.get_or_init(|| {
-            let processors = std::thread::available_parallelism().map_or(1, |count| count.get());
-            // Tests run side by side, and are not to wait for one another.
-            if cfg!(test) { usize::MAX } else { (processors / SPINNING_PART).max(1) }
-        });
-        Permit::of(most)
+impl Spinners {
+    const fn at_most(most: usize) -> Spinners {
+        Spinners { now: AtomicUsize::new(0), most }
     }
 
-    fn of(most: usize) -> Option<Permit> {
-        let free = SPINNING.fetch_add(1, Relaxed) < most;
+    fn on(processors: usize) -> Spinners {
+        Spinners::at_most(if processors < SPINNING_PART { 1 } else { processors / SPINNING_PART })
+    }
+
+    /// Those of the process.
+    fn all() -> &'static Spinners {
+        static ALL: OnceLock<Spinners> = OnceLock::new();
+        ALL.get_or_init(|| {
+            // Tests run side by side, and are not to wait for one another.
+            if cfg!(test) {
+                return Spinners::at_most(usize::MAX);
+            }
+            Spinners::on(std::thread::available_parallelism().map_or(1, |count| count.get()))
+        })
+    }
+
+    fn permit(&'static self) -> Option<Permit> {
+        let free = self.now.fetch_add(1, Relaxed) < self.most;
         // Dropped at once where it is one too many.
-        Some(Permit).filter(|_| free)
+        Some(Permit(self)).filter(|_| free)
     }
 }
 
+/// Held by a thread that spins: there are only so many.
+struct Permit(&'static Spinners);
+
 impl Drop for Permit {
     fn drop(&mut self) {
-        SPINNING.fetch_sub(1, Relaxed);
+        self.0.now.fetch_sub(1, Relaxed);
     }
 }
 
@@ -152,6 +165,7 @@ impl Drop for Permit {
 pub(crate) struct Poller {
     /// What the operator allows.
     most: Time,
+    spinners: &'static Spinners,
     permit: Option<Permit>,
     most_for_guest: Time,
     most_for_read: Time,
@@ -171,6 +185,7 @@ impl Default for Poller {
     fn default() -> Poller {
         Poller {
             most: Polling::most(),
+            spinners: Spinners::all(),
             permit: None,
             most_for_guest: MOST_FOR_GUEST,
             most_for_read: MOST_FOR_DISK,
@@ -233,7 +248,7 @@ impl Poller {
         }
         if self.permit.is_none() {
             // Others spin already: with this one they might keep those off that they wait for.
-            let Some(permit) = Permit::take() else { return false };
+            let Some(permit) = self.spinners.permit() else { return false };
             self.permit = Some(permit);
         }
         let spun = now.saturating_sub(since);
@@ -304,6 +319,10 @@ impl Poller {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+
+    use rustix::thread::CpuSet;
+
     use super::*;
 
     #[test]
@@ -319,9 +338,91 @@ mod tests {
     }
 
     #[test]
+    fn half_the_processors_may_be_spun_on_and_one_always() {
+        let most = [1, 2, 3, 4, 64].map(|processors| Spinners::on(processors).most);
+        assert_eq!(most, [1, 1, 1, 2, 32]);
+    }
+
+    /// Threads whose events always come soon, so that each would spin, and that end in the middle of it.
+    #[test]
     fn no_more_threads_spin_than_may() {
-        assert!(Permit::of(0).is_none());
-        assert!(Permit::of(usize::MAX).is_some());
+        const MANY: usize = 8;
+        for most in [1, 3] {
+            let spinners: &'static Spinners = Box::leak(Box::new(Spinners::at_most(most)));
+            let (spinning, highest) = (AtomicUsize::new(0), AtomicUsize::new(0));
+            let spun = std::thread::scope(|scope| {
+                let all: Vec<_> = (0..MANY)
+                    .map(|_| {
+                        scope.spawn(|| {
+                            let mut poller =
+                                Poller { preempted: i64::MAX, spinners, ..Poller::default() };
+                            let (mut now, mut spun) = (0, 0);
+                            for _ in 0..2000 {
+                                poller.event(now);
+                                for _ in 0..3 {
+                                    now += 2_000;
+                                    if poller.spin(now, Wait::Guest) {
+                                        spun += 1;
+                                        let others = spinning.fetch_add(1, SeqCst);
+                                        highest.fetch_max(others + 1, SeqCst);
+                                        std::thread::yield_now();
+                                        spinning.fetch_sub(1, SeqCst);
+                                    }
+                                }
+                            }
+                            spun
+                        })
+                    })
+                    .collect();
+                all.into_iter().map(|one| one.join().expect("no panic")).sum::<usize>()
+            });
+            assert!(spun > 0 && highest.load(SeqCst) <= most, "{highest:?} of {most}");
+            assert_eq!(spinners.now.load(SeqCst), 0, "who has ended does not spin");
+        }
+    }
+
+    /// Of a processor that another thread keeps busy the kernel takes this one off again and again.
+    #[test]
+    fn who_is_put_off_its_processor_by_others_spins_no_more() {
+        let spinners: &'static Spinners = Box::leak(Box::new(Spinners::at_most(1)));
+        let over = AtomicBool::new(false);
+        let here = rustix::thread::sched_getaffinity(None).expect("the processors");
+        let first = (0..CpuSet::MAX_CPU).find(|cpu| here.is_set(*cpu)).expect("a processor");
+        let mut one = CpuSet::new();
+        one.set(first);
+        let alone = || rustix::thread::sched_setaffinity(None, &one).expect("one processor");
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                alone();
+                while !over.load(Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
+            let rests = scope.spawn(|| {
+                alone();
+                let mut poller = Poller { spinners, ..Poller::default() };
+                let began = Instant::now();
+                let now = || began.elapsed().as_nanos() as Time;
+                // What came before does not count.
+                poller.look_around(0);
+                poller.rest_until = 0;
+                while poller.rest_until == 0 && began.elapsed() < Duration::from_secs(60) {
+                    poller.spin(now(), Wait::Guest);
+                    // Soon: it spins for the next.
+                    let soon = poller.idle.map_or(0, |(_, since)| since + LEAST);
+                    poller.event(soon);
+                    while poller.spin(now(), Wait::Guest) {}
+                }
+                let until = poller.rest_until;
+                poller.event(until - REST / 2);
+                let again = poller.spin(until - 1, Wait::Guest);
+                (until, again, spinners.now.load(SeqCst))
+            });
+            let (until, again, spin) = rests.join().expect("no panic");
+            over.store(true, Relaxed);
+            assert!(until > 0, "it was put off its processor, and spins on");
+            assert_eq!((again, spin), (false, 0));
+        });
     }
 
     #[test]
