@@ -485,6 +485,16 @@ impl Container {
         }
     }
 
+    /// See [`crate::Image::lost_by`].
+    pub(crate) fn lost_by(&self) -> Option<Error> {
+        self.state.syncs.lost_by()
+    }
+
+    /// See [`crate::Image::is_written_anew`].
+    pub(crate) fn is_written_anew(&self) {
+        self.state.syncs.believe_again();
+    }
+
     /// See [`crate::Image::abandon`].
     pub(crate) fn abandon(&self) {
         self.state.syncs.abandon();

@@ -358,6 +358,15 @@ pub trait Image: Send + Sync {
         false
     }
 
+    /// What the flush failed with since which all fail with [`Error::Lost`], where what may be lost is only what was written to
+    /// the disk: [`Image::is_written_anew`] has flushes tell again what is stable.
+    fn lost_by(&self) -> Option<Error> {
+        None
+    }
+
+    /// Whoever says that writes anew, from then on, all that was written to the disk since the last flush that ended well.
+    fn is_written_anew(&self) {}
+
     /// The disk is stopped, and what another request has begun may never end: whoever waits for that is to
     /// look again, now and from now on.
     fn abandon(&self) {

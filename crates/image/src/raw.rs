@@ -113,6 +113,14 @@ impl Image for Raw {
         self.container.let_write(may);
     }
 
+    fn lost_by(&self) -> Option<Error> {
+        self.container.lost_by()
+    }
+
+    fn is_written_anew(&self) {
+        self.container.is_written_anew();
+    }
+
     fn stop_writing(&self) {
         self.container.stop_writing();
     }

@@ -31,10 +31,12 @@ use crate::{Busy, DirtyBitmap, Disk, Quiesced, Successor, Vbd};
 mod aside;
 mod left;
 mod saving;
+mod stable;
 mod view;
 
 use aside::Aside;
 pub use aside::Scratch;
+use stable::Stability;
 
 /// The most bytes copied at once.
 const PIECE: u64 = 1 << 20;
@@ -85,6 +87,9 @@ pub(crate) struct Kept {
     target: Arc<Target>,
     /// What has yet to be saved.
     left: Map,
+    /// What requests have changed since: the disk does not hold it any more.
+    changed: Map,
+    stable: Stability,
     granularity: u64,
     size: u64,
     zeroed: bool,
@@ -231,13 +236,16 @@ impl Backup {
         taken: Option<(Arc<Tracker>, Map)>,
     ) -> Moment {
         // What holds only what has changed is put upon an earlier copy, or was one.
-        let target = Target::new(self.to.clone()).with_zeros_said(some);
+        let granularity = left.granularity();
+        let target = Target::new(self.to.clone()).with_zeros_said(some).with_unstable(granularity);
         #[cfg(feature = "sabotage")]
         let target = target.with_ranges_unlocked(self.wrongs.unlocked);
         let kept = Arc::new(Kept {
             target: Arc::new(target),
-            granularity: left.granularity(),
+            granularity,
             left,
+            changed: Map::new(granularity),
+            stable: Stability::default(),
             size,
             zeroed: self.zeroed && !some,
             some,
@@ -413,7 +421,7 @@ impl BeforeWrite for Kept {
                 return Ok(());
             }
             let lacks = Cell::new(None);
-            let save = self.save_or_set_aside(io, pass, range, &lacks);
+            let save = self.before_change(io, pass, range, &lacks);
             let end = match self.limit {
                 Some(limit) => {
                     let late = || lacks.take().unwrap_or(MirrorError::Late { limit });

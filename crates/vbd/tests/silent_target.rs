@@ -11,8 +11,8 @@ use ringtap_image::{
 use ringtap_io::{File, Io, Tasks};
 use ringtap_sim::{Disk, Sim};
 use ringtap_vbd::{
-    Action, Backup, Ending, Error, Job, Mirror, MirrorError, OnError, OnErrors, Phase, Trouble,
-    Vbd, Wrongs,
+    Action, Backup, Ending, Error, Job, Kind, Mirror, MirrorError, OnError, OnErrors, Phase,
+    Request, Scratch, Trouble, Vbd, Wrongs,
 };
 
 const SIZE: u64 = 64 << 10;
@@ -115,6 +115,16 @@ fn ended<F>(target: Target, limit: u64, job: F) -> (Result<(), MirrorError>, u64
 where
     F: AsyncFnOnce(&Io, Vbd, Vbd, u64) -> Result<(), MirrorError> + 'static,
 {
+    ended_beside(target, async move |io: &Io, from: Vbd, to: Vbd, _: Vbd| {
+        job(io, from, to, limit).await
+    })
+}
+
+/// The same of one that has a third disk, of zeros.
+fn ended_beside<F>(target: Target, job: F) -> (Result<(), MirrorError>, u64, bool)
+where
+    F: AsyncFnOnce(&Io, Vbd, Vbd, Vbd) -> Result<(), MirrorError> + 'static,
+{
     let disk = Disk::new(512);
     let mut tasks = Tasks::new(Box::new(Sim::new(&disk, 5)));
     let raw = |file| -> Box<dyn Image> {
@@ -122,9 +132,10 @@ where
         let traits = Traits { request_alignment, memory_alignment, ..Traits::FILE };
         Box::new(Raw::new(Container::simulated(file, SIZE, traits)))
     };
-    let [source, file] = [(); 2].map(|()| disk.add_file(SIZE, 512));
+    let [source, file, third] = [(); 3].map(|()| disk.add_file(SIZE, 512));
     disk.poke(source, 0, &[1; SIZE as usize]);
     let from = Vbd::new(raw(source), CacheMode::None);
+    let third = Vbd::new(raw(third), CacheMode::None);
     let flushed = Arc::<AtomicBool>::default();
     let to = Held { image: raw(file), target, flushed: flushed.clone(), disk: disk.clone(), file };
     let to = Vbd::new(Box::new(to), CacheMode::None);
@@ -143,7 +154,7 @@ where
     let (tell, io) = (end.clone(), tasks.io().clone());
     tasks.spawn(async move {
         let began = io.now();
-        let end = job(&io, from, to, limit).await;
+        let end = job(&io, from, to, third).await;
         tell.set(Some((end, (io.now() - began) / SECOND)));
     });
     // What is silent never ends.
@@ -267,23 +278,78 @@ fn a_mirror_that_is_left_leaves_what_a_failed_flush_may_have_lost() {
     assert!(same);
 }
 
-/// What a backup has saved lies nowhere else: no policy has it made stable once more, which would go well.
-#[test]
-fn a_backups_target_that_cannot_be_made_stable_ends_it_whatever_it_is_told_and_it_is_heard() {
-    let on_errors = OnErrors { source: OnError::Report, target: OnError::Ignore };
-    let (job, own) = (Job::new(), Arc::<Mutex<Vec<Trouble>>>::default());
-    let heard = own.clone();
-    job.hear_trouble(move |trouble| own.lock().expect("nobody panics").push(trouble));
-    let still = async || Ok::<(), Error>(());
-    let backup =
-        ended(Target::Failing(EIO), SECOND, async move |io: &Io, from: Vbd, to: Vbd, _: u64| {
-            let backup = Backup::new(from.disk().clone(), to.disk().clone());
-            let moment = Backup { on_errors, ..backup }.begin(io, SECOND, still).await?;
-            moment.save(io, &job).await
+/// How a backup ends whose target fails so, while a guest changes the first half of the disk, or none of it, with scratch or
+/// without, and what is heard of it.
+fn saved(
+    error: Error,
+    target: OnError,
+    (writes, sets_aside): (bool, bool),
+    wrongs: Wrongs,
+) -> (End, Vec<Trouble>) {
+    let told = Rc::new(RefCell::new(None));
+    let own = told.clone();
+    let job = async move |io: &Io, from: Vbd, to: Vbd, scratch: Vbd| {
+        let (job, heard) = heard(io);
+        *own.borrow_mut() = Some(heard);
+        let on_errors = OnErrors { source: OnError::Report, target };
+        let backup = Backup::new(from.disk().clone(), to.disk().clone());
+        let backup = Backup { on_errors, granularity: 4096, wrongs, ..backup };
+        let still = async || Ok::<(), Error>(());
+        let mut moment = backup.begin(io, SECOND, still).await?;
+        if sets_aside {
+            // Too little room for all of it, unless what the target has for good makes some.
+            moment = moment.with_scratch(Scratch { disk: scratch.disk().clone(), room: SIZE / 4 });
+        }
+        let (own, guest) = (io.clone(), from.disk().fork());
+        io.spawn_beside(async move {
+            for at in 0..if writes { SIZE / 2 / 4096 } else { 0 } {
+                let buffer = own.buffer(4096).expect("memory");
+                let (kind, mem) = (Kind::Write, buffer.mem());
+                let request = Request { kind, offset: at * 4096, len: 4096, mem, fua: false };
+                guest.serve(&own, request).await.expect("the guest notices nothing");
+            }
         });
-    assert!(matches!(backup.0, Err(MirrorError::Flush { .. })), "{:?}", backup.0);
-    let (write, error, action) = (true, EIO, Action::Report);
-    assert_eq!(*heard.lock().expect("nobody panics"), [Trouble { write, error, action }]);
+        moment.save(io, &job).await
+    };
+    let end = ended_beside(Target::Failing(error), job);
+    let heard = told.take().expect("it has begun");
+    let heard = heard.lock().expect("nobody panics").clone();
+    (end, heard)
+}
+
+/// As far as the disk still holds it, or scratch does.
+#[test]
+fn what_a_failed_flush_of_a_backups_target_may_have_lost_is_saved_again() {
+    let trouble = |error, action| vec![Trouble { write: true, error, action }];
+    for (error, on, action) in [
+        (EIO, OnError::Stop, Action::Stop),
+        (EIO, OnError::Ignore, Action::Ignore),
+        (Error::Full, OnError::StopWhereFull, Action::Stop),
+    ] {
+        for how in [(false, false), (false, true), (true, true)] {
+            let ((end, _, same), heard) = saved(error, on, how, Wrongs::default());
+            end.unwrap_or_else(|why| panic!("{on:?}, {how:?}: {why}"));
+            assert_eq!((same, heard), (true, trouble(error, action)), "{on:?}, {how:?}");
+        }
+        let ((end, ..), heard) = saved(error, on, (true, false), Wrongs::default());
+        let gone = |why: &MirrorError| matches!(why, MirrorError::Gone { bytes, .. } if *bytes > 0);
+        assert!(end.as_ref().is_err_and(gone), "{on:?}: {end:?}");
+        assert_eq!(heard, trouble(error, Action::Report), "{on:?}");
+    }
+    for (error, on) in [
+        (EIO, OnError::Report),
+        (EIO, OnError::StopWhereFull),
+        // Through the page cache no later flush is believed.
+        (Error::Lost, OnError::Ignore),
+    ] {
+        let ((end, ..), heard) = saved(error, on, (false, true), Wrongs::default());
+        assert!(matches!(end, Err(MirrorError::Flush { .. })), "{end:?}");
+        assert_eq!(heard, trouble(error, Action::Report), "{on:?}");
+    }
+    // It would be seen if it were not.
+    let wrongs = Wrongs { trusts: true, ..Wrongs::default() };
+    let ((end, _, same), _) = saved(EIO, OnError::Stop, (true, true), wrongs);
+    assert!(end.is_ok() && !same);
 }
 
 #[test]

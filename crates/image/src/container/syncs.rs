@@ -3,13 +3,14 @@
 //! What the kernel could not write back it tells once for each open file: to whoever next asks for anything there to be
 //! stable, be that an fsync or a write with RWF_DSYNC. It takes the lost pages for clean then, and what is asked for next
 //! succeeds without them. So a file is made stable by one way alone, which is here, by one sync at a time, whose end
-//! everybody knows before the next begins; and where one has failed none is believed any more.
+//! everybody knows before the next begins; and where one has failed none is believed any more, unless all that may be lost is
+//! written anew.
 
 use std::io;
 use std::path::Path;
 use std::sync::PoisonError;
 
-use ringtap_io::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use ringtap_io::sync::atomic::{AtomicI32, Ordering::SeqCst};
 use ringtap_io::sync::{Mutex, MutexGuard, broken};
 use ringtap_io::{Event, File, Io, Op};
 
@@ -22,7 +23,8 @@ const LOST: Error = Error::Lost;
 /// The syncs of one open file.
 #[derive(Default)]
 pub(super) struct Syncs {
-    lost: AtomicBool,
+    /// The errno of the first one that failed; 0 where none has.
+    lost: AtomicI32,
     turns: Mutex<Turns>,
     ended: Event,
 }
@@ -39,7 +41,17 @@ struct Turns {
 impl Syncs {
     /// Fails once something may be lost.
     pub(super) fn check(&self) -> Result<(), Error> {
-        if self.lost.load(SeqCst) { Err(LOST) } else { Ok(()) }
+        if self.lost.load(SeqCst) != 0 { Err(LOST) } else { Ok(()) }
+    }
+
+    /// What the kernel called it.
+    pub(super) fn lost_by(&self) -> Option<Error> {
+        Some(self.lost.load(SeqCst)).filter(|errno| *errno != 0).map(Error::from_errno)
+    }
+
+    /// All that may be lost is written anew, from now on: what the next sync says of that is believed.
+    pub(super) fn believe_again(&self) {
+        self.lost.store(0, SeqCst);
     }
 
     /// Make every completed write stable.
@@ -56,7 +68,7 @@ impl Syncs {
     /// What the kernel said to a sync. Also where that is not waited for any more: nobody else is told of it.
     pub(super) fn heard(&self, path: &Path, result: i32) {
         let nothing = [libc::EINTR, libc::EAGAIN, libc::ECANCELED];
-        if result >= 0 || nothing.contains(&-result) || self.lost.swap(true, SeqCst) {
+        if result >= 0 || nothing.contains(&-result) || self.lost.swap(-result, SeqCst) != 0 {
             return;
         }
         tracing::error!(

@@ -19,6 +19,7 @@ use crate::mirror::MirrorError;
 use crate::mirror::content::{Content, give, look};
 use crate::mirror::target::Target;
 use crate::mirror::together::within;
+use crate::mirror::unstable::{Flushing, Unstable};
 use crate::{Disk, Kind, Request};
 
 /// Where what requests change lies until the target has it.
@@ -36,8 +37,12 @@ pub(super) struct Aside {
     scratch: Arc<Target>,
     /// The regions that are there.
     holds: Map,
-    /// Those of them that take room: they are not all zeros.
+    /// Those of them, and of those spent, that take room: they are not all zeros.
     takes: Map,
+    /// Those that the target has, though perhaps not for good.
+    spent: Unstable,
+    /// Who waits for room.
+    lacking: AtomicUsize,
     room: u64,
     used: AtomicU64,
     /// Whether more may come, and how many requests are about to bring some.
@@ -56,12 +61,23 @@ impl Drop for Coming<'_> {
     }
 }
 
+/// Somebody who waits for room.
+struct Lacking<'a>(&'a Aside);
+
+impl Drop for Lacking<'_> {
+    fn drop(&mut self) {
+        self.0.lacking.fetch_sub(1, SeqCst);
+    }
+}
+
 impl Aside {
     fn new(scratch: Scratch, granularity: u64) -> Aside {
         Aside {
             scratch: Arc::new(Target::new(scratch.disk)),
             holds: Map::new(granularity),
             takes: Map::new(granularity),
+            spent: Unstable::new(granularity),
+            lacking: AtomicUsize::new(0),
             room: scratch.room,
             used: AtomicU64::new(0),
             open: AtomicBool::new(true),
@@ -123,6 +139,47 @@ impl Aside {
             }
             told.await;
         }
+    }
+
+    /// The target has the regions of a range, though perhaps not for good.
+    fn spend(&self, range: Range<u64>) {
+        let mut at = range.start;
+        while let Some(part) = self.holds.first_in(&(at..range.end)) {
+            at = part.end;
+            self.spent.written(part);
+        }
+        self.holds.forget(range);
+        self.told.notify();
+    }
+
+    /// Whether nothing but a stable target makes room that is lacking, or about to be.
+    pub(super) fn is_spent(&self) -> bool {
+        let spent = self.spent.marked();
+        spent > 0 && (spent >= self.room / 2 || self.lacking.load(SeqCst) > 0)
+    }
+
+    /// What the target has is about to be stable there.
+    pub(super) fn flushing(&self) -> Flushing<'_> {
+        self.spent.flushing()
+    }
+
+    /// It is.
+    pub(super) async fn free_all(&self, io: &Io, stable: &Map, size: u64) {
+        let mut at = 0;
+        while let Some(range) = stable.next(at, PIECE) {
+            at = range.end;
+            self.free(io, range, size).await;
+        }
+    }
+
+    /// The target may have lost it.
+    pub(super) fn take_back(&self, size: u64) {
+        self.holds.merge(&self.spent.take(), size);
+        self.told.notify();
+    }
+
+    pub(super) fn has(&self, range: &Range<u64>) -> bool {
+        self.holds.has_all(range)
     }
 
     async fn serve(&self, io: &Io, request: Request) -> Result<(), Error> {
@@ -233,8 +290,10 @@ impl Kept {
     /// The target has the regions of a range, which the caller has.
     pub(super) async fn has_saved(&self, io: &Io, range: Range<u64>) {
         self.left.forget(range.clone());
-        if let Some(aside) = self.aside.get() {
-            aside.free(io, range, self.size).await;
+        match self.aside.get() {
+            Some(aside) if self.stable.is_kept_until() => aside.spend(range),
+            Some(aside) => aside.free(io, range, self.size).await,
+            None => {}
         }
     }
 
@@ -258,6 +317,8 @@ impl Kept {
                 return Err(MirrorError::Room { left, bytes });
             }
             lacks.set(Some(MirrorError::Room { left, bytes }));
+            aside.lacking.fetch_add(1, SeqCst);
+            let _lacking = Lacking(aside);
             aside.told.notify();
             within(aside.has_room(bytes), self.target.broken()).await;
             lacks.set(None);

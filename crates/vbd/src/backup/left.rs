@@ -34,6 +34,7 @@ impl Moment {
         let target = &self.kept.target.disk;
         self.deals_with_no_room = has_job.then(|| OnErrors::deals_with_no_room(target));
         self.on_errors = on_errors;
+        self.kept.keeps_until_stable(on_errors);
         self
     }
 

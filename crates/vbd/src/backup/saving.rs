@@ -14,17 +14,16 @@ use crate::mirror::MirrorError;
 use crate::mirror::again::Attempt;
 use crate::mirror::content::{Content, give};
 use crate::mirror::together::together;
-use crate::trouble::{Action, Trouble};
 
 /// How many regions are on their way from scratch at once.
 const FROM_SCRATCH: usize = 4;
 
 /// What those who save have among themselves.
-struct Saving<'a> {
-    moment: &'a Moment,
-    job: &'a Job,
+pub(super) struct Saving<'a> {
+    pub(super) moment: &'a Moment,
+    pub(super) job: &'a Job,
     from: Vbd,
-    pace: Pace,
+    pub(super) pace: Pace,
     cursor: Cell<u64>,
     /// How many go from one end of the disk to the other, and have not come to it.
     walking: Cell<usize>,
@@ -35,7 +34,6 @@ struct Saving<'a> {
 impl Moment {
     pub(super) async fn save_all(&self, io: &Io, job: &Job) -> Result<(), MirrorError> {
         let kept = &*self.kept;
-        job.set_left(kept.left.marked().min(kept.size));
         let saving = Saving {
             moment: self,
             job,
@@ -46,6 +44,27 @@ impl Moment {
             on_its_way: RefCell::default(),
         };
         let saving = &saving;
+        loop {
+            saving.cursor.set(0);
+            saving.walking.set(self.requests.max(1));
+            saving.save_once(io).await?;
+            #[cfg(feature = "sabotage")]
+            if kept.wrongs.unflushed {
+                return Ok(());
+            }
+            if saving.make_stable(io).await? && kept.left.next(0, PIECE).is_none() {
+                return Ok(());
+            }
+        }
+    }
+}
+
+impl Saving<'_> {
+    /// All that is left, from one end to the other.
+    async fn save_once(&self, io: &Io) -> Result<(), MirrorError> {
+        let Saving { moment, job, .. } = self;
+        let (saving, kept) = (self, &*moment.kept);
+        job.set_left(kept.left.marked().min(kept.size));
         let worker = async |walks: bool| {
             let end = if walks { saving.walk(io).await } else { saving.empty(io).await };
             if walks {
@@ -59,26 +78,14 @@ impl Moment {
             }
         };
         let empties = if kept.aside.get().is_some() { FROM_SCRATCH } else { 0 };
-        let kinds = (0..self.requests.max(1)).map(|_| true).chain((0..empties).map(|_| false));
+        let kinds = (0..moment.requests.max(1)).map(|_| true).chain((0..empties).map(|_| false));
         together(kinds.map(worker)).await;
         if let Some(why) = kept.target.failure() {
             return Err(why);
         }
-        job.check()?;
-        #[cfg(feature = "sabotage")]
-        if kept.wrongs.unflushed {
-            return Ok(());
-        }
-        let end = kept.target.flush(io, kept.limit).await;
-        if let Err(MirrorError::Flush { error }) = end {
-            // The end whatever the job is told: what may be lost lies nowhere else, and the next flush may say that all is well.
-            job.meets(Trouble { write: true, error, action: Action::Report });
-        }
-        end
+        Ok(job.check()?)
     }
-}
 
-impl Saving<'_> {
     /// Save all, at the job's rate.
     async fn walk(&self, io: &Io) -> Result<(), MirrorError> {
         let kept = &*self.moment.kept;
@@ -96,7 +103,12 @@ impl Saving<'_> {
         let kept = &*self.moment.kept;
         loop {
             let is_over = || self.walking.get() == 0;
-            kept.wait_for_scratch(|| is_over() || self.next_aside().is_some()).await;
+            let is_spent = || kept.is_scratch_spent();
+            kept.wait_for_scratch(|| is_over() || is_spent() || self.next_aside().is_some()).await;
+            if is_spent() {
+                self.make_stable(io).await?;
+                continue;
+            }
             let Some(range) = self.next_aside() else { return Ok(()) };
             self.on_its_way.borrow_mut().push(range.clone());
             let own = range.start..range.end.min(kept.size);
@@ -159,7 +171,7 @@ impl Kept {
             return end.map(|()| bytes);
         }
         let range = self.regions(range);
-        let mut parts = vec![];
+        let (mut parts, lost) = (vec![], self.stable.times_lost());
         let work = from.within(async |pass| Ok(self.collect(io, pass, &range, &mut parts).await));
         health.contain_all(work).await.unwrap_or_else(stopped)?;
         let mut saved = vec![];
@@ -170,6 +182,10 @@ impl Kept {
         let held = Rc::new(self.target.ranges.ask(range.clone()));
         if !self.target.alone(&held).await {
             return Err(MirrorError::Cancelled);
+        }
+        // It may be lost since: all that is left then is saved once more.
+        if self.stable.times_lost() != lost {
+            return Ok(0);
         }
         let mut bytes = 0;
         for part in saved {

@@ -18,6 +18,27 @@ impl Drop for DealsWithNoRoom {
     }
 }
 
+impl Target {
+    /// Why it could not be made stable, by the error with which flushes began to fail, where they end well again once all that may
+    /// be lost is written anew.
+    pub(crate) fn known(&self, why: MirrorError) -> MirrorError {
+        match why {
+            MirrorError::Flush { error: Error::Lost } => {
+                let by = self.disk.image().ok().and_then(|image| image.lost_by());
+                MirrorError::Flush { error: by.unwrap_or(Error::Lost) }
+            }
+            other => other,
+        }
+    }
+
+    /// Whoever has taken what may be lost writes it again, from now on.
+    pub(crate) fn is_written_anew(&self) {
+        if let Ok(image) = self.disk.image() {
+            image.is_written_anew();
+        }
+    }
+}
+
 impl OnErrors {
     /// What the job is told to do comes before what the target is, also where that is to fail.
     pub(crate) fn deals_with_no_room(target: &Disk) -> DealsWithNoRoom {
@@ -29,7 +50,7 @@ impl OnErrors {
     pub(crate) fn action(&self, why: &MirrorError) -> Option<(Trouble, Action)> {
         let (write, error) = why.of_request()?;
         let on = if write { self.target } else { self.source };
-        // No flush of such a target is believed again: it would be copied for ever.
+        // No flush of such an image is believed again, for its tables may be lost, too: it would be copied for ever.
         let action = if error == Error::Lost { Action::Report } else { on.action(error) };
         Some((Trouble { write, error, action }, action))
     }

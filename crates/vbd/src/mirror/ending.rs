@@ -85,8 +85,12 @@ impl Work {
             return Ok(());
         }
         let end = self.target.flush(io, self.mirror.limit).await;
-        if end.is_err() {
+        let end = end.map_err(|why| self.target.known(why));
+        if let Err(why) = &end {
             self.write_again();
+            if self.mirror.on_errors.try_again(why) {
+                self.target.is_written_anew();
+            }
         }
         end
     }

@@ -59,6 +59,16 @@ pub enum MirrorError {
         /// Why.
         error: Error,
     },
+    /// The target of a backup cannot be made stable, and what it may have lost is nowhere else.
+    #[error(
+        "making the target stable failed: {error}. Of what it may have lost guests have changed {bytes} bytes since: they are nowhere else"
+    )]
+    Gone {
+        /// Why.
+        error: Error,
+        /// Bytes of the regions that guests have changed.
+        bytes: u64,
+    },
     /// What may be saved of a moment is used up.
     #[error(
         "guests have changed more than was to be saved: {left} bytes are left, and {bytes} more are needed"

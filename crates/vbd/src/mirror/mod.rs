@@ -16,7 +16,7 @@ pub(crate) mod target;
 #[cfg(test)]
 mod tests;
 pub(crate) mod together;
-mod unstable;
+pub(crate) mod unstable;
 
 pub use error::MirrorError;
 

@@ -492,7 +492,7 @@ impl Target {
         };
         let end = end.unwrap_or(Err(Error::Stopped));
         end.map_err(|error| MirrorError::Flush { error })?;
-        flushing.into_iter().for_each(Flushing::ended_well);
+        flushing.map(Flushing::ended_well);
         Ok(())
     }
 

@@ -7,20 +7,21 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::map::Map;
 
 /// Regions of a target.
-pub(super) struct Unstable {
+pub(crate) struct Unstable {
     granularity: u64,
     regions: Mutex<Map>,
 }
 
 /// What a flush is to make stable: unstable again, unless it has ended well.
-pub(super) struct Flushing<'a> {
+pub(crate) struct Flushing<'a> {
     of: &'a Unstable,
     regions: Option<Map>,
 }
 
 impl Flushing<'_> {
-    pub(super) fn ended_well(mut self) {
-        self.regions = None;
+    /// What is stable now.
+    pub(crate) fn ended_well(mut self) -> Option<Map> {
+        self.regions.take()
     }
 }
 
@@ -33,23 +34,28 @@ impl Drop for Flushing<'_> {
 }
 
 impl Unstable {
-    pub(super) fn new(granularity: u64) -> Unstable {
+    pub(crate) fn new(granularity: u64) -> Unstable {
         Unstable { granularity, regions: Mutex::new(Map::new(granularity)) }
     }
 
     /// A write of that has ended: whether a flush that has begun already makes it stable is not known.
-    pub(super) fn written(&self, range: Range<u64>) {
+    pub(crate) fn written(&self, range: Range<u64>) {
         self.lock().mark(range);
     }
 
     /// A flush begins.
-    pub(super) fn flushing(&self) -> Flushing<'_> {
+    pub(crate) fn flushing(&self) -> Flushing<'_> {
         Flushing { of: self, regions: Some(self.take()) }
     }
 
     /// What it is, which is somebody else's to deal with from now on.
-    pub(super) fn take(&self) -> Map {
+    pub(crate) fn take(&self) -> Map {
         std::mem::replace(&mut *self.lock(), Map::new(self.granularity))
+    }
+
+    /// Bytes of it.
+    pub(crate) fn marked(&self) -> u64 {
+        self.lock().marked()
     }
 
     /// A mark is never half set.
