@@ -434,6 +434,50 @@ fn a_server_that_is_stopped_does_not_wait_for_those_who_use_the_file() {
     assert_eq!(&back, b"kept");
 }
 
+/// As many requests wait as one program may have in flight there: whoever only looks at the file does not wait with them.
+#[test]
+fn what_needs_no_disk_is_answered_though_requests_wait() {
+    let place = Place::new(16 * MIB);
+    let control = format!("unix:{}", plain(&place.at("control")));
+    let server = place.serve(&["--node-name", "a", "--control", &control]);
+    let file = place.file();
+    let mut client = ringtap_tests::Control::open(&place.at("control"));
+    client.ok("__ringtap_pause", serde_json::json!({ "node-name": "a" }));
+    let name = format!("--filename={}", plain(&file));
+    let mut fio = Command::new("fio");
+    fio.args(["--name=r", &name, "--size=16M", "--rw=randread", "--bs=4k", "--iodepth=900"]);
+    fio.args(["--ioengine=libaio", "--direct=1", "--number_ios=2000", "--norandommap"]);
+    let mut fio = fio.stdout(std::process::Stdio::null()).spawn().expect("apt-get install fio");
+    let held = |client: &mut ringtap_tests::Control| {
+        let stats = client.ok("query-blockstats", serde_json::json!({}));
+        stats[0]["__ringtap_state"]["held_by_pause"].as_u64().expect("a number")
+    };
+    let (end, mut before) = (Instant::now() + patience(), 0);
+    // Until no more come.
+    loop {
+        let now = held(&mut client);
+        if now >= 128 && now == before {
+            break;
+        }
+        assert!(Instant::now() < end, "{now} requests wait");
+        before = now;
+        std::thread::sleep(Duration::from_millis(500));
+    }
+    let mut looks = Killed(Command::new("stat").arg(&file).spawn().expect("coreutils"));
+    let end = Instant::now() + patience() / 4;
+    let answered = loop {
+        match looks.0.try_wait().expect("its status") {
+            Some(status) => break status.success(),
+            None if Instant::now() > end => break false,
+            None => std::thread::sleep(Duration::from_millis(10)),
+        }
+    };
+    client.ok("__ringtap_resume", serde_json::json!({ "node-name": "a" }));
+    assert!(answered, "stat waits for the disk, of which {before} requests wait");
+    assert!(fio.wait().expect("it ends").success());
+    server.stop();
+}
+
 #[test]
 fn a_server_whose_file_is_unmounted_by_others_says_so() {
     let place = Place::new(MIB);

@@ -56,8 +56,10 @@ pub use self::mount::take_off_here as unmount_by;
 
 /// Bytes of one read or write, at most. The kernel's own limit, unless it is told otherwise.
 const MOST: usize = 1 << 20;
-/// Requests that one thread has in flight.
-const SLOTS: u16 = 64;
+/// Requests in flight that nobody waits for at once, of loop devices and asynchronous I/O: the kernel keeps others back.
+const BACKGROUND: u16 = 256;
+/// So many of other kinds have a place on each thread whatever those wait for: a `stat` is answered though the disk is paused.
+const BESIDE: u16 = 16;
 /// More threads than this only wake each other: the kernel has one list of requests for all.
 const MOST_THREADS: usize = 4;
 
@@ -245,7 +247,7 @@ impl Server {
             facts.shown.set_modified(&self.vbd, Some(modified));
         }
         *lock(&self.shown) = Some(facts.shown.clone());
-        let mut threads = vec![];
+        let (mut threads, of) = (vec![], devices.len());
         let mut started = Ok(());
         for (index, device) in devices.into_iter().enumerate() {
             if index == 0 {
@@ -255,7 +257,7 @@ impl Server {
             }
             let (device, vbd) = (OpenFile::new(device), self.vbd.fork());
             vbd.serves("fuse", self.path.display().to_string(), index as u16);
-            match QueueThread::start(index, device, vbd, facts.clone(), ended.clone()) {
+            match QueueThread::start((index, of), device, vbd, facts.clone(), ended.clone()) {
                 Ok(thread) => threads.push(thread),
                 Err(error) => started = Err(error),
             }

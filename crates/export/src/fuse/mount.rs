@@ -17,7 +17,7 @@ use rustix::process::{getegid, geteuid};
 
 use super::table::{Entry, mounts_on};
 use super::wire::{self, Head, IN_HEADER, Init, op};
-use super::{Error, MOST, Options, helper};
+use super::{BACKGROUND, Error, MOST, Options, helper};
 
 const DEVICE: &str = "/dev/fuse";
 /// How mounts of ours are known: `fuse.` and this.
@@ -26,8 +26,6 @@ const SUBTYPE: &str = "ringtap";
 const CLONE: libc::Ioctl = 0x8004_e500_u32 as libc::Ioctl;
 /// The kernel says INIT as soon as it has mounted.
 const INIT_WITHIN: Duration = Duration::from_secs(10);
-/// Requests that loop devices and read-ahead may have in flight; beyond that they wait.
-const BACKGROUND: u16 = 512;
 /// Stale mounts that may lie on one another.
 const MOST_STALE: usize = 64;
 

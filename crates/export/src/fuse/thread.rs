@@ -12,7 +12,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use super::queue::{FuseQueue, Taken};
 use super::request::Facts;
-use super::{MOST, SLOTS};
+use super::{BACKGROUND, BESIDE, MOST};
 use crate::driver::{self, Source, Turn};
 use crate::queue::{keep_up, run_slot};
 use crate::reclaim::become_io_flusher;
@@ -37,7 +37,7 @@ pub(crate) struct QueueThread {
 impl QueueThread {
     /// Serve `device`; signal `ended` when that is over.
     pub(crate) fn start(
-        index: usize,
+        (index, of): (usize, usize),
         device: OpenFile,
         vbd: Vbd,
         facts: Facts,
@@ -51,7 +51,7 @@ impl QueueThread {
             let _disk = span.enter();
             vbd.place_thread();
             let health = vbd.health().clone();
-            let end = health.contain(|| run(device, vbd, facts, theirs));
+            let end = health.contain(|| run(device, vbd, facts, theirs, of));
             let end = end.unwrap_or_else(|stopped| Err(io::Error::other(stopped)));
             // It fails only where the count is full, and then it is seen anyway.
             let _ = rustix::io::write(&*ended, &1u64.to_ne_bytes());
@@ -95,7 +95,14 @@ async fn wait_for_bell(io: Io, bell: Arc<OpenFile>, seen: Rc<Seen>) {
     seen.stop.set(true);
 }
 
-fn run(device: OpenFile, vbd: Vbd, facts: Facts, bell: Arc<OpenFile>) -> io::Result<End> {
+/// One of so many threads. Together they take all that the kernel sends in the background.
+fn run(
+    device: OpenFile,
+    vbd: Vbd,
+    facts: Facts,
+    bell: Arc<OpenFile>,
+    of: usize,
+) -> io::Result<End> {
     become_io_flusher();
     let reactor = ringtap_io::reactor()?;
     let vbd = Rc::new(vbd);
@@ -103,7 +110,8 @@ fn run(device: OpenFile, vbd: Vbd, facts: Facts, bell: Arc<OpenFile>) -> io::Res
     let queue;
     let mut tasks = Tasks::new(reactor);
     let io = tasks.io().clone();
-    queue = Rc::new(FuseQueue::new(io.clone(), device, vbd.clone(), facts, SLOTS, MOST)?);
+    let slots = BACKGROUND.div_ceil(of as u16) + BESIDE;
+    queue = Rc::new(FuseQueue::new(io.clone(), device, vbd.clone(), facts, slots, MOST)?);
     keep_up(&io, &vbd);
     let seen = Rc::new(Seen::default());
     seen.readable.set(true);
