@@ -6,6 +6,7 @@ mod bench;
 mod bitmaps;
 mod certificates;
 mod confined;
+mod handshakes;
 mod jobs;
 mod mirrors;
 mod names;

@@ -93,11 +93,15 @@ fn hand_over(running: &mut Running, wish: &Wish) -> Result<u32, Error> {
     if let Some(keeper) = &running.keeper {
         keeper.settle(SETTLED);
     }
-    for serving in running.servers.values() {
-        if let Transport::Nbd { server, .. } = &*serving.transport {
-            server.wait_for_handshakes(HANDSHAKES);
-        }
-    }
+    let nbd = running.servers.values().filter_map(|serving| match &*serving.transport {
+        Transport::Nbd { server, .. } => Some(server.clone()),
+        _ => None,
+    });
+    let nbd: Vec<_> = nbd.collect();
+    // Who comes from now on is the next server's, or comes here after all.
+    let _new_ones_wait: Vec<_> = nbd.iter().map(|server| server.have_new_ones_wait()).collect();
+    let until = Instant::now() + HANDSHAKES;
+    nbd.iter().for_each(|server| server.wait_for_handshakes(until));
     // Guests and clients have gone on meanwhile; what else has changed nobody has carried out, for this thread does.
     running.may_be_handed_over(wish, false).map_err(failed)?;
     let bitmaps = running.bitmaps_passed();

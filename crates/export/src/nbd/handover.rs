@@ -81,8 +81,11 @@ struct State {
     /// Clients were told to leave, and are waited for; and they stay after all.
     leaving: bool,
     stay: bool,
-    /// Rung for a client that was to leave, and goes on here.
+    /// Rung for a client that was to leave, and goes on here, and where new ones are to wait or to come.
     bell: Option<Stop>,
+    /// Whether new clients wait at the sockets, as many as want that; and whether who takes them has seen it.
+    new_ones_wait: bool,
+    none_come: bool,
 }
 
 impl Handover {
@@ -97,6 +100,14 @@ impl Handover {
     /// From now on who serves is told by this of clients that go on here.
     pub(super) fn tell_by(&self, bell: Stop) {
         self.state().bell = Some(bell);
+    }
+
+    /// Whether new clients are to be taken: who does that says so each time before it waits for them.
+    pub(super) fn takes_new_ones(&self) -> bool {
+        let mut state = self.state();
+        state.none_come = state.new_ones_wait;
+        self.told.notify_all();
+        !state.none_come
     }
 
     pub(super) fn leave(&self, session: Session) {
@@ -141,6 +152,33 @@ impl Drop for Running {
     }
 }
 
+/// A client that has not chosen yet, counted while this lives.
+pub(super) struct ShakingHands(Arc<Handover>);
+
+impl ShakingHands {
+    pub(super) fn new(handover: &Arc<Handover>) -> ShakingHands {
+        handover.shaking_hands.fetch_add(1, SeqCst);
+        ShakingHands(handover.clone())
+    }
+}
+
+impl Drop for ShakingHands {
+    fn drop(&mut self) {
+        self.0.shaking_hands.fetch_sub(1, SeqCst);
+    }
+}
+
+/// New clients wait at the sockets of a server for as long as this lives: for this one, or for the next.
+pub struct NewOnesWait(Arc<Handover>);
+
+impl Drop for NewOnesWait {
+    fn drop(&mut self) {
+        let mut state = self.0.state();
+        state.new_ones_wait = false;
+        state.bell.iter().for_each(Stop::raise);
+    }
+}
+
 /// One more is counted while this lives.
 pub(super) struct Counted<'a>(&'a AtomicUsize);
 
@@ -174,10 +212,24 @@ impl Server {
         })
     }
 
-    /// Wait until no client is about to choose its export, though no longer than so.
-    pub fn wait_for_handshakes(&self, limit: Duration) {
-        let began = Instant::now();
-        while self.handover.shaking_hands.load(SeqCst) > 0 && began.elapsed() < limit {
+    /// Have new clients wait: who comes while others choose their exports would be one of those that are waited for, over and
+    /// over.
+    pub fn have_new_ones_wait(&self) -> NewOnesWait {
+        let mut state = self.handover.state();
+        state.new_ones_wait = true;
+        state.none_come = false;
+        state.bell.iter().for_each(Stop::raise);
+        NewOnesWait(self.handover.clone())
+    }
+
+    /// Wait until no client comes any more ([`Server::have_new_ones_wait`]) and none is about to choose its export, though no
+    /// longer than until then.
+    pub fn wait_for_handshakes(&self, until: Instant) {
+        let left = until.saturating_duration_since(Instant::now());
+        let come = |state: &mut State| !state.none_come;
+        let seen = self.handover.told.wait_timeout_while(self.handover.state(), left, come);
+        drop(seen);
+        while self.handover.shaking_hands.load(SeqCst) > 0 && Instant::now() < until {
             std::thread::sleep(LOOK);
         }
     }

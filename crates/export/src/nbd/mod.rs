@@ -43,7 +43,7 @@ pub use ringtap_stores::nbd::wire;
 pub use budget::Budget;
 pub use context::{Contexts, MAX_BITMAPS};
 pub use credentials::{Credentials, CredentialsError, Tls};
-pub use handover::Session;
+pub use handover::{NewOnesWait, Session};
 pub use handshake::{Choice, Facts, Handshake, Refusal, Security, Step};
 pub use limits::Limits;
 pub use request::{BadMagic, Command, Header, Rules};

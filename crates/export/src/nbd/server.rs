@@ -17,7 +17,7 @@ use super::alarm::Alarm;
 use super::budget::{Budget, Share};
 use super::context;
 use super::credentials::Tls;
-use super::handover::{Handover, Running, Session, copy};
+use super::handover::{Handover, Running, Session, ShakingHands, copy};
 use super::handshake::Facts;
 use super::lies_in;
 use super::limits::Limits;
@@ -307,7 +307,9 @@ impl Server {
     ) -> Result<(), Error> {
         loop {
             let mut fds = vec![PollFd::new(stop, PollFlags::IN), PollFd::new(bell, PollFlags::IN)];
-            fds.extend(self.listeners.iter().map(|socket| PollFd::new(socket, PollFlags::IN)));
+            let takes = self.handover.takes_new_ones();
+            let all = self.listeners.iter().filter(|_| takes);
+            fds.extend(all.map(|socket| PollFd::new(socket, PollFlags::IN)));
             match poll(&mut fds, None) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(Error::Wait(error.into())),
@@ -319,7 +321,7 @@ impl Server {
                 bell.lower();
                 self.adopt_clients(clients, places);
             }
-            for (listener, places) in self.listeners.iter().zip(places) {
+            for (listener, places) in self.listeners.iter().zip(places).filter(|_| takes) {
                 self.take_from(listener, clients, places)?;
             }
             for i in (0..clients.len()).rev() {
@@ -407,7 +409,7 @@ impl Server {
         let alarm = Arc::new(Alarm::new()?);
         let (exports, theirs, budget) = (self.exports.clone(), alarm.clone(), self.budget.clone());
         let (tls, handover) = (tls.clone(), self.handover.clone());
-        let running = Running::new(&handover);
+        let (running, shaking_hands) = (Running::new(&handover), ShakingHands::new(&handover));
         let thread = thread::Builder::new().name("nbd".into()).spawn(move || {
             let share = Share::new(budget, peer, theirs.clone());
             let refusal = place.refusal;
@@ -421,6 +423,7 @@ impl Server {
                 share,
                 tls,
                 handover,
+                shaking_hands,
                 session,
             };
             if let Err(error) = welcome::run(client) {

@@ -15,7 +15,7 @@ use super::alarm::Alarm;
 use super::budget::Share;
 use super::connection::{Accepted, Connection, REST, close};
 use super::credentials::Tls;
-use super::handover::{Counted, Handover, Session, copy};
+use super::handover::{Counted, Handover, Session, ShakingHands, copy};
 use super::handshake::{Choice, Handshake, Refusal, Security, Step};
 use super::input::Input;
 use super::limits::Limits;
@@ -36,6 +36,8 @@ pub(super) struct Client {
     pub(super) share: Share,
     pub(super) tls: Tls,
     pub(super) handover: Arc<Handover>,
+    /// It has not chosen yet.
+    pub(super) shaking_hands: ShakingHands,
     /// What was agreed on with another server.
     pub(super) session: Option<Session>,
 }
@@ -44,6 +46,7 @@ pub(super) struct Client {
 pub(super) fn run(client: Client) -> io::Result<()> {
     let Client { socket, peer, alarm, exports, refusal, limits, share, tls, .. } = client;
     let (handover, session) = (client.handover, client.session);
+    let shaking_hands = client.shaking_hands;
     // Left last: whoever waits for that may close the image.
     let user = Rc::new(OnceCell::new());
     let mut tasks = Tasks::new(ringtap_io::reactor()?);
@@ -58,7 +61,7 @@ pub(super) fn run(client: Client) -> io::Result<()> {
     tasks.spawn(async move {
         let end = async {
             let mut input = Input::new(&io).map_err(io::Error::from_raw_os_error)?;
-            let shaking_hands = Counted::new(&handover.shaking_hands);
+            let shaking_hands = shaking_hands;
             let begun = session.as_ref().map(|session| session.choice(&exports));
             if let Some(session) = &session {
                 let begins = input.begin_with(&session.input);
