@@ -1,11 +1,15 @@
 //! Disks that a client opened upon others, whatever their images name, go on upon these.
 
+use std::fs;
 use std::process::Command;
 use std::time::Duration;
+
+use rustix::process::Signal;
 
 use crate::bench::{Bench, READY, ends, said, stop};
 use crate::jobs::{qmp, until};
 use crate::names::ok;
+use crate::silent::{Source, stalls};
 
 fn qemu(bench: &Bench, program: &str, words: &[&str]) {
     let output = Command::new(program).args(words).current_dir(bench.dir.path()).output();
@@ -139,4 +143,59 @@ fn disks_opened_upon_others_go_on_upon_them() {
     for low_is_read_only in [true, false] {
         tried(low_is_read_only);
     }
+}
+
+/// How often a process has a file open.
+fn opened(server: u32, path: &str) -> usize {
+    let files = fs::read_dir(format!("/proc/{server}/fd")).expect("its files").flatten();
+    let there = files.filter_map(|file| fs::read_link(file.path()).ok());
+    there.filter(|there| there.to_string_lossy() == path).count()
+}
+
+/// Whether a client has read from one of the disks.
+fn has_read(bench: &Bench) -> bool {
+    let stats = qmp(bench, r#"{"execute":"query-blockstats"}"#);
+    let counts = stats.split("\"rd_operations\":").skip(1);
+    counts.map(str::trim_start).any(|count| !count.starts_with('0'))
+}
+
+/// An upgrade was given up before images were closed: what one lay upon then is let go once it lies there no more.
+#[test]
+fn what_an_image_lay_upon_is_not_kept_open_after_an_upgrade_that_was_given_up() {
+    let mut bench = Bench::new();
+    bench.ends_with("create -q -f raw d.raw 64M", 0);
+    for name in ["low", "top"] {
+        qemu(&bench, "qemu-img", &["create", "-q", "-f", "qcow2", &format!("{name}.qcow2"), "1M"]);
+    }
+    let source = Source::of(&bench, "d.raw", "d");
+    let far = format!("nbd+unix:///?socket={}", bench.path("d").display());
+    let line = format!(
+        "serve --sandbox off --control unix:c.sock {far} -f raw --read-only --name d --node-name d --nbd unix:d.sock"
+    );
+    let (_child, server) = bench.serve(&line);
+    let at = |name: &str| bench.path(&format!("{name}.qcow2")).display().to_string();
+    for (name, more) in [("low", ""), ("top", r#","backing":"low""#)] {
+        let file = format!(r#"{{"driver":"file","filename":"{}"}}"#, at(name));
+        let all = format!(r#"{{"driver":"qcow2","node-name":"{name}","file":{file}{more}}}"#);
+        ok(&bench, "blockdev-add", &all);
+    }
+    // So that its requests are not looked at before.
+    bench.ends_with("disk limit d --iops 1000000 --control unix:c.sock", 0);
+    let reads = bench.nbd_reads("d.sock", "d", 6);
+    // They come one after the other from when the first is there.
+    while !has_read(&bench) {
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    source.signal(Signal::STOP);
+    let line = format!("upgrade unix:c.sock --binary {} --timeout 10", stalls(&bench));
+    let why = bench.ends_with(&line, 1);
+    assert!(why.contains("not ended"), "{why}");
+    source.signal(Signal::CONT);
+    assert!(reads.wait_with_output().expect("it ends").status.success(), "{}", bench.log());
+    let stream = r#"{"job-id":"j","device":"top","auto-dismiss":false}"#;
+    ok(&bench, "block-stream", stream);
+    until(&bench, |jobs| jobs.contains("\"concluded\""));
+    assert!(opened(server, &at("low")) > 0);
+    ok(&bench, "blockdev-del", r#"{"node-name":"low"}"#);
+    assert_eq!(opened(server, &at("low")), 0, "{}", bench.log());
 }

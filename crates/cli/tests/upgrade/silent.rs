@@ -9,7 +9,7 @@ use rustix::process::{Signal, kill_process};
 use crate::bench::{Bench, READY, ends, lives, pid, said};
 
 /// An NBD server of a file; it ends with this.
-struct Source(Child);
+pub struct Source(Child);
 
 impl Drop for Source {
     fn drop(&mut self) {
@@ -19,7 +19,7 @@ impl Drop for Source {
 }
 
 impl Source {
-    fn of(bench: &Bench, file: &str, socket: &str) -> Source {
+    pub fn of(bench: &Bench, file: &str, socket: &str) -> Source {
         Source::serving(bench, socket, &["file", file])
     }
 
@@ -35,13 +35,13 @@ impl Source {
         source
     }
 
-    fn signal(&self, signal: Signal) {
+    pub fn signal(&self, signal: Signal) {
         kill_process(pid(self.0.id()), signal).expect("it is there");
     }
 }
 
 /// It says that it is ready, and takes nothing over.
-fn stalls(bench: &Bench) -> String {
+pub fn stalls(bench: &Bench) -> String {
     bench.script("stalls", &format!("{READY}; exec sleep 60"))
 }
 
