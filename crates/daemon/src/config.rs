@@ -140,12 +140,10 @@ pub struct Allotment {
 
 impl Allotment {
     /// The group, with no disk yet.
-    pub(crate) fn group(self) -> ThrottleGroup {
+    pub(crate) fn group(self) -> Result<ThrottleGroup, String> {
+        self.check()?;
         let group = ThrottleGroup::new(self.limits);
-        if let Err(why) = group.set_share(self.share) {
-            tracing::error!("a group has no share: {why}");
-        }
-        group
+        group.set_share(self.share).map(|()| group)
     }
 
     /// Why it makes no sense.

@@ -188,11 +188,20 @@ pub(crate) fn look_again(running: &mut Running) {
         tracing::warn!("{} is gone; what it describes stays until it is removed", file.display());
     });
     running.looked.wrong.clear();
-    for file in found.into_iter().filter(|file| !known.contains(file)) {
-        if let Err(what) = take(running, &folder, &file) {
-            tracing::error!("not served: {what}");
-            running.looked.wrong.insert(file, what);
+    let mut come: Vec<PathBuf> = found.into_iter().filter(|file| !known.contains(file)).collect();
+    loop {
+        // One may want a group that a later one describes.
+        let groups = running.groups.len();
+        let take = |file: PathBuf| take(running, &folder, &file).map_err(|what| (file, what)).err();
+        let wrong: Vec<(PathBuf, String)> = come.into_iter().filter_map(take).collect();
+        if running.groups.len() == groups {
+            for (file, what) in wrong {
+                tracing::error!("not served: {what}");
+                running.looked.wrong.insert(file, what);
+            }
+            return;
         }
+        come = wrong.into_iter().map(|(file, _)| file).collect();
     }
 }
 
@@ -210,9 +219,13 @@ fn take(running: &mut Running, folder: &Folder, file: &Path) -> Result<(), Strin
     }
     let disk = described.disk.map(|disk| fit(running, file, disk, &described.groups));
     let disk = disk.transpose().map_err(wrong)?;
-    for (name, allotment) in described.groups {
+    let groups = described.groups.into_iter().map(|(name, allotment)| {
+        let group = allotment.group().map_err(|why| wrong(format!("{name}: {why}")))?;
+        Ok((name, group))
+    });
+    for (name, group) in groups.collect::<Result<Vec<_>, String>>()? {
         running.looked.groups.insert(name.clone(), file.to_owned());
-        running.groups.insert(name, allotment.group());
+        running.groups.insert(name, group);
     }
     if let Some(disk) = disk {
         let label = disk.node_name.clone().unwrap_or_default();

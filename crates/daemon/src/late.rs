@@ -110,7 +110,7 @@ pub(crate) fn tried(running: &mut Running, tried: Tried) -> Option<DiskId> {
 }
 
 fn serve(running: &mut Running, disk: &Disk, vbd: Vbd, later: &[&Disk]) -> Result<DiskId, Error> {
-    let id = running.add(disk.clone(), vbd);
+    let id = running.add(disk.clone(), vbd)?;
     let (bound, wanted) = (running.bound(), [(id, disk)]);
     let plan = not_handed(disk, &bound)
         .and_then(|()| Plan::of(&running.config, &wanted, &bound, later, &mut Handed::default()))

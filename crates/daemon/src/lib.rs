@@ -45,6 +45,7 @@ mod pending;
 mod pid_file;
 mod plan;
 mod process;
+mod promised;
 mod reopen;
 mod residence;
 mod running;

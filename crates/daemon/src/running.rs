@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use ringtap_export::{Stop, nbd, ublk};
 use ringtap_image::Secret;
-use ringtap_vbd::{Listening, Share, ThrottleGroup, Vbd, WriteThrough};
+use ringtap_vbd::{Listening, ThrottleGroup, Vbd, WriteThrough};
 
 use crate::control::Events;
 use crate::events::Event;
@@ -228,9 +228,11 @@ impl Running {
         credentials: Option<nbd::Credentials>,
         events: Sender<Event>,
         wrap: Wrap,
-    ) -> Running {
+    ) -> Result<Running, Error> {
         let disks = std::mem::take(&mut config.disks);
         let groups = std::mem::take(&mut config.groups).into_iter();
+        let groups = groups.map(|(name, allotment)| Ok((name, allotment.group()?)));
+        let groups = groups.collect::<Result<_, String>>().map_err(Error::Usage)?;
         let mut running = Running {
             disks: BTreeMap::new(),
             servers: BTreeMap::new(),
@@ -254,7 +256,7 @@ impl Running {
             handed_over: None,
             leaves_devices: false,
             handover_pause: None,
-            groups: groups.map(|(name, allotment)| (name, allotment.group())).collect(),
+            groups,
             graph: Graph::default(),
             leaving: vec![],
             pending: Pending::default(),
@@ -264,9 +266,9 @@ impl Running {
             next: 0,
         };
         for (disk, vbd) in disks.into_iter().zip(vbds) {
-            running.add(disk, vbd);
+            running.add(disk, vbd)?;
         }
-        running
+        Ok(running)
     }
 
     fn next(&mut self) -> u64 {
@@ -274,33 +276,14 @@ impl Running {
         self.next
     }
 
-    /// One disk more, with nothing that serves it yet.
-    pub(crate) fn add(&mut self, disk: Disk, vbd: Vbd) -> DiskId {
-        let file = identity(&disk.path);
-        self.add_known(disk, vbd, file)
-    }
-
-    /// The same where it is known which file the image is.
-    pub(crate) fn add_known(&mut self, disk: Disk, vbd: Vbd, file: Option<Identity>) -> DiskId {
+    /// A disk that has its limits, with nothing that serves it yet.
+    pub(crate) fn add_promised(&mut self, disk: Disk, vbd: Vbd, file: Option<Identity>) -> DiskId {
         let id = DiskId(self.next());
         let usual = if self.config.control.is_empty() { OnError::Report } else { OnError::Hold };
         if disk.on_error.unwrap_or(usual) == OnError::Hold {
             tell_of_no_room(id, &vbd, &self.events);
         }
         vbd.keep_space(disk.keeps_space);
-        vbd.set_limits(disk.limits);
-        vbd.share_device();
-        if let Err(why) = vbd.set_share(disk.share) {
-            let shown = disk.path.display();
-            tracing::error!("{shown}: {why}; it is served without a floor");
-            let _ = vbd.set_share(Share { floor_iops: 0, floor_bps: 0, ..disk.share });
-        }
-        let group = disk.group.as_ref().map(|name| (name, self.groups.get(name)));
-        if let Some((name, None)) = group {
-            let shown = disk.path.display();
-            tracing::error!("{shown}: there is no group {name}; it is served without its limits");
-        }
-        vbd.set_group(group.and_then(|(_, group)| group).cloned());
         if disk.incoming {
             self.pending.away.insert(id);
         }

@@ -103,7 +103,7 @@ fn run(
     ringtap_stores::rbd::tell_of_resizes(move || {
         _ = tell.send(Event::Do(Box::new(|running| look_at_sizes(running, false))));
     });
-    let mut running = Running::new(config, vbds, credentials, events.clone(), wrap);
+    let mut running = Running::new(config, vbds, credentials, events.clone(), wrap)?;
     (running.looked, running.upgradable) = (looked, read.is_some());
     running.pending.nodes.extend(left_out.iter().filter_map(|left| left.disk.node_name.clone()));
     running.left_out = left_out;

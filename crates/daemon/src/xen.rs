@@ -79,7 +79,13 @@ impl Running {
             return None;
         }
         let shown = vbd.disk().clone();
-        let id = self.add(disk, vbd);
+        let id = match self.add(disk, vbd) {
+            Ok(id) => id,
+            Err(error) => {
+                let _ = tell.send(Err(error.to_string()));
+                return None;
+            }
+        };
         record_formats(named.as_slice());
         self.add_export(None, id, server, &name);
         // Where nobody listens any more the server ends, and closes it with all others.

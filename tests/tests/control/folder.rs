@@ -122,6 +122,65 @@ fn a_file_that_is_wrong_leaves_out_its_disk_alone() {
     assert!(said.contains(&format!("{}: ", place.text("d"))), "{said}");
 }
 
+/// Files come in any order; what was promised of limits and shares holds, or the disk is not served.
+#[test]
+fn no_disk_is_served_without_its_limits() {
+    let place = Place::new();
+    let (server, mut control) = place.begin(&[]);
+    let [a, b, c] = ["a", "b", "c"].map(|name| place.make(name, "raw").display().to_string());
+    let described =
+        |image: &str, more: &str| format!("image = {image:?}\nformat = \"raw\"\n{more}");
+    fs::File::options()
+        .write(true)
+        .open(&a)
+        .and_then(|file| file.set_len(64 << 20))
+        .expect("larger");
+    let names = |control: &mut Control| served(control).join(" ");
+    let until = |control: &mut Control, wanted: &str| {
+        let began = Instant::now();
+        while names(control) != wanted {
+            assert!(began.elapsed() < patience(), "{}, not {wanted}", names(control));
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+    };
+    place.write("a.toml", &described(&a, "node-name = \"a\"\ngroup = \"g\"\nweight = \"50\"\n"));
+    server.signal(libc::SIGHUP);
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    assert_eq!(names(&mut control), "");
+    place.write("z.toml", "[[throttle-group]]\nname = \"g\"\niops = \"100000\"\n");
+    server.signal(libc::SIGHUP);
+    until(&mut control, "a");
+    let nodes = control.ok("query-named-block-nodes", json!({}));
+    assert_eq!(nodes[0]["group"], "g");
+    // A floor that is more than the device has been seen to serve is no promise to be made.
+    control.ok("block-export-add", {
+        let mut export = vhost(&place.path("vu"));
+        export["id"] = json!("x");
+        export["node-name"] = json!("a");
+        export["type"] = json!("vhost-user-blk");
+        export["writable"] = json!(true);
+        export
+    });
+    let floor = "floor-iops = \"900000000\"\n";
+    let seen = |control: &mut Control, floor: u64| {
+        let limits = json!({"__ringtap_floor-iops": floor});
+        control.call("__ringtap_throttle", json!({"node-name": "a", "limits": limits})).is_err()
+    };
+    // Until it has been seen to serve something.
+    while !seen(&mut control, 900_000_000) {
+        assert!(!seen(&mut control, 0));
+        ringtap_tests::is_served(ringtap_tests::load(place.text("vu"), "3"));
+    }
+    place.write("b.toml", &described(&b, &format!("node-name = \"b\"\n{floor}")));
+    place.write("c.toml", &described(&c, "node-name = \"c\"\n"));
+    server.signal(libc::SIGHUP);
+    until(&mut control, "a c x");
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    assert_eq!(names(&mut control), "a c x");
+    let said = server.stop_badly();
+    assert!(said.contains("still not served") && said.contains("more than the device"), "{said}");
+}
+
 #[test]
 fn strict_leaves_out_nothing() {
     let place = Place::new();

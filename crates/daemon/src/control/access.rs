@@ -187,7 +187,7 @@ impl Running {
         let path = format!("snapshot-access:{}", of.file);
         let vbd = vbd.named(&path, &name);
         let disk = Disk { node_name: Some(name), ..Disk::new(path, options) };
-        let id = self.add_known(disk, vbd, None);
+        let id = self.add_known(disk, vbd, None)?;
         if let Some(served) = self.disks.get_mut(&id) {
             served.ties.shows = Some(of.file);
         }

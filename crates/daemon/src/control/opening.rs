@@ -141,23 +141,32 @@ impl Wish {
 
 impl Running {
     /// A disk has been opened.
-    pub(super) fn has_come(&mut self, wish: Wish, vbd: Vbd, file: Option<Identity>) {
+    pub(super) fn has_come(
+        &mut self,
+        wish: Wish,
+        vbd: Vbd,
+        file: Option<Identity>,
+        was_here: bool,
+    ) -> Result<(), Refusal> {
         let Wish { disk, ties, place, named_with_it, .. } = wish;
         let name = disk.node_name.clone().unwrap_or_default();
         let (path, read_only) = (disk.path.clone(), disk.options.read_only);
-        let keeps_space = disk.keeps_space;
+        let (keeps_space, cache) = (disk.keeps_space, Some(disk.options.cache));
+        let id = match was_here {
+            true => self.add_again(disk, vbd, file)?,
+            false => self.add_known(disk, vbd, file)?,
+        };
         if let (Some(driver), Some(place), Some(name)) = (named_with_it, place, &ties.in_file) {
-            let cache = Some(disk.options.cache);
             let node =
                 FileNode { path, place, read_only, cache, keeps_space, driver, implicit: true };
             self.graph.files.insert(name.clone(), node);
         }
-        let id = self.add_known(disk, vbd, file);
         forget_jobs(self, id);
         if let Some(served) = self.disks.get_mut(&id) {
             served.ties = ties;
             tracing::info!("the disk {name} has come: {}", served.facts.line());
         }
+        Ok(())
     }
 
     /// Open it; `then` is done once it is there, or it is known why it will not be.
@@ -177,7 +186,7 @@ impl Running {
             Box::new(move |running| {
                 names.iter().for_each(|name| _ = running.pending.nodes.remove(name));
                 wish.disk.group.iter().for_each(|group| running.pending.lets_go_of(group));
-                let end = opened.map(|(vbd, file)| running.has_come(*wish, vbd, file));
+                let end = opened.and_then(|(vbd, file)| running.has_come(*wish, vbd, file, false));
                 then(running, end);
             })
         });

@@ -129,7 +129,7 @@ impl Running {
                         why.text
                     ),
                 }
-                let end = opened.map(|(vbd, file)| running.has_come(*wish, vbd, file));
+                let end = opened.and_then(|(vbd, file)| running.has_come(*wish, vbd, file, true));
                 reply.give(match why {
                     Some(why) => Err(why),
                     None => end.map(|()| Done {}),

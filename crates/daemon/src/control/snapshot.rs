@@ -215,12 +215,14 @@ impl Overlay {
         let Overlay { disk, ties, opened } = self;
         match opened {
             None => {}
-            Some(Ok((vbd, file))) => {
-                let id = running.add_known(disk, vbd, file);
-                if let Some(served) = running.disks.get_mut(&id) {
-                    served.ties = ties;
+            Some(Ok((vbd, file))) => match running.add_again(disk, vbd, file) {
+                Ok(id) => {
+                    if let Some(served) = running.disks.get_mut(&id) {
+                        served.ties = ties;
+                    }
                 }
-            }
+                Err(error) => tracing::error!("an overlay is not there again: {error}"),
+            },
             Some(Err(error)) => tracing::error!("an overlay is not opened again: {error}"),
         }
     }

@@ -133,7 +133,7 @@ impl Running {
         }
         match self.groups.entry(id) {
             Entry::Vacant(place) => {
-                place.insert(Allotment { limits, share }.group());
+                place.insert(Allotment { limits, share }.group().map_err(Refusal::new)?);
                 Ok(Done {})
             }
             Entry::Occupied(taken) => Err(duplicate(taken.key())),
