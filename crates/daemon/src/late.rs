@@ -8,6 +8,7 @@ use ringtap_image::{Format, Place, is_store};
 use ringtap_io::Panic;
 use ringtap_vbd::{Vbd, disk_span};
 
+use crate::being_opened::BeingOpened;
 use crate::end;
 use crate::events::{Event, spawn};
 use crate::handed::Handed;
@@ -53,6 +54,7 @@ pub(crate) fn try_again(running: &mut Running) {
             while let Some((by, mut disk, label)) = next(&theirs) {
                 let _disk = disk_span(&disk.path.display().to_string()).entered();
                 let open = || {
+                    let _now = BeingOpened::begin(&disk.path);
                     successor::follow(&mut disk)?;
                     device(&disk, &label, &wrap)
                 };

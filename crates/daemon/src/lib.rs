@@ -8,6 +8,7 @@
 mod address;
 mod at_once;
 mod backup;
+mod being_opened;
 mod carried;
 mod chain;
 mod checkpoints;

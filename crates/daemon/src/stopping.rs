@@ -10,12 +10,15 @@ use ringtap_image::{LayerState, is_store};
 use ringtap_io::{Elsewhere, Tasks};
 
 use crate::Error;
+use crate::being_opened::{BeingOpened, OPENED_WITHIN};
 use crate::events::spawn;
 use crate::running::{DiskId, Running, Served, ServerId, Serving, is_failed};
 use crate::transports::Transport;
 
 /// Storage that is asked for something and has ended nothing for so long is silent.
 const SILENT: Duration = Duration::from_secs(30);
+/// The threads that open images.
+const OPENS: &str = "open";
 /// What else is under way is waited for at least for so long.
 const GRACE: Duration = Duration::from_secs(5);
 /// How often it is looked whether something has ended.
@@ -166,6 +169,13 @@ impl Running {
         loop {
             // One that panicked has told of it.
             threads.retain(|(_, thread)| !thread.is_finished());
+            if began.elapsed() >= OPENED_WITHIN && threads.iter().any(|(role, _)| role == OPENS) {
+                // Nobody wants it any more, and an image that is not open yet is as a killed server leaves it.
+                threads.retain(|(role, _)| role != OPENS);
+                for path in BeingOpened::all() {
+                    left.add(path.display().to_string(), "it is not opened");
+                }
+            }
             if threads.is_empty() {
                 return;
             }

@@ -10,6 +10,7 @@ mod encrypted;
 mod ended;
 mod folder;
 mod graph;
+mod hung;
 mod judges;
 mod limits;
 mod line;

@@ -11,6 +11,7 @@ use super::refs::Backing;
 use super::refusal::Refusal;
 use super::shape::Done;
 use crate::Disk;
+use crate::being_opened::BeingOpened;
 use crate::graph::{FileNode, Ties};
 use crate::identity::{Identity, identity};
 use crate::ledger::{self, Line};
@@ -117,6 +118,7 @@ impl Wish {
         images: &[(Identity, bool, String)],
     ) -> Result<Found, Refusal> {
         let disk = &self.disk;
+        let _now = BeingOpened::begin(&disk.path);
         let file = identity(&disk.path);
         let clash = images
             .iter()
@@ -201,6 +203,7 @@ impl Running {
         let taken = name.clone();
         self.pending.nodes.insert(name.clone());
         let begun = self.in_time("open", move || -> Then {
+            let _now = BeingOpened::begin(&wish.path);
             let held = Place::hold(&wish.path);
             Box::new(move |running| {
                 running.pending.nodes.remove(&name);
