@@ -173,6 +173,10 @@ pub(crate) fn backup(qmp: &mut Qmp, args: &BackupArgs, output: Output) -> anyhow
         }
     };
     let how = args.how.beside(output);
+    if let Some(checkpoint) = args.checkpoint.as_ref().filter(|_| how.no_wait) {
+        // Nobody is here who could take it away where the backup fails.
+        arguments["__ringtap_checkpoint"] = checkpoint.as_str().into();
+    }
     let ended = how.begin(qmp, begin, &id, arguments, "job-complete", &mut || {});
     // What goes on writes there, and to a moment that the checkpoint is of.
     if ended.as_ref().is_err_and(|error| error.is::<Stopped>()) {

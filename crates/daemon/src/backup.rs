@@ -3,7 +3,7 @@
 use ringtap_io::Tasks;
 use ringtap_vbd::{Job, MirrorError};
 
-use crate::moment::{Begun, cleared};
+use crate::moment::{Begun, cleared, withdrawn};
 use crate::{Disk, Error};
 
 /// A backup that has begun.
@@ -12,12 +12,14 @@ pub(crate) struct Save {
     pub(crate) begun: Begun,
     /// Whether its bitmap is cleared even where it does not end well.
     pub(crate) clears_always: bool,
+    /// A bitmap that goes where it does not end well.
+    pub(crate) checkpoint: Option<String>,
 }
 
 impl Save {
     /// Bring it to its end, on this thread.
     pub(crate) fn run(self, job: &Job) -> Result<(), Error> {
-        let Save { disk, begun, clears_always } = self;
+        let Save { disk, begun, clears_always, checkpoint } = self;
         let path = disk.path.clone();
         let failed = |why: MirrorError| Error::Backup { path, why: why.to_string() };
         let mut tasks = Tasks::new(ringtap_io::reactor().map_err(Error::Ring)?);
@@ -35,6 +37,9 @@ impl Save {
             let clears = end.is_ok() || clears_always;
             if let Some(successor) = moment.successor().filter(|_| clears) {
                 cleared(&io, &disk, moment.disk(), successor).await;
+            }
+            if let Some(name) = checkpoint.filter(|_| end.is_err()) {
+                withdrawn(&io, &disk, moment.disk(), name).await;
             }
             end
         });

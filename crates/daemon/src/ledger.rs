@@ -24,6 +24,8 @@ const JOBS: [&str; 4] = ["block-commit", "block-stream", "blockdev-mirror", "blo
 const GOES_ON: [&str; 2] = ["block-commit", "block-stream"];
 /// What says what becomes of a job that meets an error; it fails where none does.
 const ON_ERROR: [&str; 3] = ["on-error", "on-source-error", "on-target-error"];
+/// What names a bitmap that goes where a backup fails.
+pub(crate) const CHECKPOINT: &str = "__ringtap_checkpoint";
 /// No line is longer.
 const LONGEST: u64 = 1 << 20;
 /// A line that has been written for so long never will be.
@@ -164,6 +166,12 @@ impl Entered {
     /// Whether its errors are met otherwise than by its end.
     pub(crate) fn meets_errors(&self) -> bool {
         self.with(|entered| entered.as_ref().is_some_and(|book| book.line.meets_errors()))
+    }
+
+    /// Whether something goes with it where it fails.
+    pub(crate) fn has_checkpoint(&self) -> bool {
+        let has = |book: &Book| book.line.arguments.contains_key(CHECKPOINT);
+        self.with(|entered| entered.as_ref().is_some_and(has))
     }
 
     /// It is to be the next server's, or, where that is not to be after all, this one's.

@@ -279,12 +279,33 @@ fn begin_backup(
 /// A backup has ended well: its bitmap has the marks since its moment alone.
 pub(crate) async fn cleared(io: &Io, disk: &Disk, vbd: &ringtap_vbd::Disk, successor: &Successor) {
     let (name, marks) = (successor.name().to_owned(), successor.marks().clone());
-    let changes = vec![BitmapChange::Replace(name, marks)];
-    let part =
-        Part { disk: disk.clone(), vbd: vbd.clone(), changes, keeps: false, backups: vec![] };
-    if let Err(error) = begin(io, vec![part]).await {
+    let change = BitmapChange::Replace(name, marks);
+    if let Err(error) = changed(io, disk, vbd, change).await {
         tracing::warn!("the backup is whole, and its bitmap keeps what was marked before: {error}");
     }
+}
+
+/// A backup has not ended well: the bitmap that was made at its moment says nothing of any copy.
+pub(crate) async fn withdrawn(io: &Io, disk: &Disk, vbd: &ringtap_vbd::Disk, name: String) {
+    if !vbd.dirty_bitmaps().iter().any(|bitmap| bitmap.name == name) {
+        return;
+    }
+    if let Err(error) = changed(io, disk, vbd, BitmapChange::Remove(name)).await {
+        tracing::warn!(
+            "there is no backup from which a checkpoint could go on, and it stays: {error}"
+        );
+    }
+}
+
+async fn changed(
+    io: &Io,
+    disk: &Disk,
+    vbd: &ringtap_vbd::Disk,
+    change: BitmapChange,
+) -> Result<(), Error> {
+    let (disk, vbd, changes) = (disk.clone(), vbd.clone(), vec![change]);
+    let part = Part { disk, vbd, changes, keeps: false, backups: vec![] };
+    begin(io, vec![part]).await.map(drop)
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ pub(crate) struct Passing {
     wishes: Wishes,
     /// Whether its errors are met otherwise than by its end, as the ledger says.
     meets_errors: bool,
+    has_checkpoint: bool,
     /// Where it is to go on, if not at its beginning.
     pub(crate) left: Option<Left>,
 }
@@ -50,8 +51,10 @@ impl Passing {
         let mut wishes = entry.job.wishes(entry.pends);
         // Those that do not wait for `job-complete` were not told to complete.
         wishes.completes &= entry.waits;
-        let meets_errors = entry.entered.meets_errors();
-        Passing { disks: entry.disks.clone(), wishes, meets_errors, left: None }
+        let (meets_errors, has_checkpoint) =
+            (entry.entered.meets_errors(), entry.entered.has_checkpoint());
+        let disks = entry.disks.clone();
+        Passing { disks, wishes, meets_errors, has_checkpoint, left: None }
     }
 
     /// What the next server is told, where the ledger does not say it all.
@@ -107,6 +110,12 @@ impl Running {
         all.map(|(id, _)| id.clone()).collect()
     }
 
+    /// Those that an older program would know no checkpoint of.
+    pub(crate) fn jobs_with_checkpoints(&self) -> Vec<String> {
+        let all = self.pending.passing.iter().filter(|(_, passing)| passing.has_checkpoint);
+        all.map(|(id, _)| id.clone()).collect()
+    }
+
     /// A job that the server before this one had. From now on what changes of its disk is noted, which nobody is served yet.
     pub(crate) fn job_comes(&mut self, state: JobState) -> Result<(), String> {
         let JobState { id, disk, paused, completes, leaves, finalized, copied, saved } = state;
@@ -139,7 +148,9 @@ impl Running {
             known.map_or(IoStatus::Failed, |(_, status)| *status)
         };
         let wishes = Wishes { paused: paused.map(status), completes, leaves, finalized };
-        self.pending.passing.insert(id, Passing { disks, wishes, meets_errors: false, left });
+        let (meets_errors, has_checkpoint) = (false, false);
+        let passing = Passing { disks, wishes, meets_errors, has_checkpoint, left };
+        self.pending.passing.insert(id, passing);
         Ok(())
     }
 

@@ -106,6 +106,33 @@ fn what_nobody_waited_for_is_closed_by_who_asks_next() {
     assert_eq!(names(&mut empty), ["a"]);
 }
 
+/// Nobody waits: the server takes away what says nothing of any copy.
+#[test]
+fn a_backup_that_fails_leaves_no_checkpoint_though_nobody_waits() {
+    let mut empty = Empty::new();
+    empty.add("a", "raw", "16M");
+    let uri = empty.nbd()("a");
+    empty.export("x", "a", "nbd", json!({}));
+    qemu_io(&uri, &["write -P 1 0 16M"]).expect("written");
+    image(&empty, "b.qcow2");
+    let checkpoints = |empty: &mut Empty| {
+        let nodes = empty.control.ok("query-named-block-nodes", json!({}));
+        let all = nodes.as_array().expect("nodes").iter();
+        all.filter_map(|node| node["dirty-bitmaps"].as_array()).map(Vec::len).sum::<usize>()
+    };
+    let words = "disk backup a b.qcow2 -f qcow2 --checkpoint nightly --no-wait";
+    ok(&mut verb(&empty, &format!("{words} --rate 1M")));
+    assert_eq!(checkpoints(&mut empty), 1);
+    ok(&mut verb(&empty, "job cancel backup-a"));
+    let waited = verb(&empty, "job wait backup-a").spawn().expect("ringtap");
+    assert_eq!(ended(waited).0, Some(1));
+    assert_eq!(checkpoints(&mut empty), 0);
+    ok(&mut verb(&empty, words));
+    ok(&mut verb(&empty, "job wait backup-a"));
+    assert_eq!(checkpoints(&mut empty), 1);
+    ok(&mut verb(&empty, "disk backup a b.qcow2 -f qcow2 --since nightly"));
+}
+
 #[test]
 fn a_signal_ends_the_waiting_and_says_what_goes_on() {
     let mut empty = Empty::new();

@@ -12,6 +12,7 @@ use super::jobs::JobType;
 use super::refusal::Refusal;
 use super::shape::{Done, arguments, words};
 use crate::jobs::New;
+use crate::ledger::CHECKPOINT;
 use crate::moment::{Begun, Wanted};
 use crate::running::{DiskId, Running};
 use crate::scratch::{ROOM, ScratchAt};
@@ -56,6 +57,8 @@ arguments! {
         /// The most bytes that lie there at once, 1 GiB where nothing is said; 0: there is none, and guests' writes wait for
         /// the target. With `none`: the most bytes that the target takes, before the backup is given up.
         "__ringtap_scratch-limit" scratch_limit: Option<u64>,
+        /// A bitmap of the disk that was made at the backup's moment: it goes where there is no copy from which it could go on.
+        "__ringtap_checkpoint" checkpoint: Option<String>,
         "auto-finalize" auto_finalize: Option<bool>,
         "auto-dismiss" auto_dismiss: Option<bool>,
     }
@@ -66,12 +69,14 @@ pub(super) struct Asked {
     pub(super) new: New,
     wanted: Wanted,
     clears_always: bool,
+    checkpoint: Option<String>,
 }
 
 /// What of it is needed once it has begun.
 pub(super) struct Own {
     pub(super) new: New,
     pub(super) clears_always: bool,
+    pub(super) checkpoint: Option<String>,
 }
 
 impl Own {
@@ -83,8 +88,8 @@ impl Own {
 
 impl Asked {
     pub(super) fn split(self) -> (Wanted, Own) {
-        let Asked { new, wanted, clears_always } = self;
-        (wanted, Own { new, clears_always })
+        let Asked { new, wanted, clears_always, checkpoint } = self;
+        (wanted, Own { new, clears_always, checkpoint })
     }
 }
 
@@ -213,6 +218,7 @@ impl BlockdevBackup {
                 "__ringtap_guest-timeout": self.guest_timeout,
                 "__ringtap_scratch": self.scratch,
                 "__ringtap_scratch-limit": self.scratch_limit,
+                CHECKPOINT: self.checkpoint,
                 "on-source-error": self.on_source_error.map(OnErrorWord::word),
                 "on-target-error": self.on_target_error.map(OnErrorWord::word),
             });
@@ -233,6 +239,7 @@ impl BlockdevBackup {
                 target: OnErrorWord::meant(self.on_target_error),
             },
         };
-        Ok(Asked { new, wanted, clears_always: mode == Some(BitmapMode::Always) })
+        let clears_always = mode == Some(BitmapMode::Always);
+        Ok(Asked { new, wanted, clears_always, checkpoint: self.checkpoint })
     }
 }

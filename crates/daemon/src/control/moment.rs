@@ -258,7 +258,8 @@ impl Running {
         let checked = found.and_then(|found| self.check_job_id(&own.new.id).map(|()| found));
         let (id, served) = checked?;
         let bitmap = begun.moment.successor().map(|one| (id, one.name().to_owned()));
-        let save = Save { disk: served.disk.clone(), clears_always: own.clears_always, begun };
+        let (disk, checkpoint) = (served.disk.clone(), own.checkpoint);
+        let save = Save { disk, clears_always: own.clears_always, checkpoint, begun };
         if let Some(served) = target.and_then(|target| self.disks.get_mut(&target)) {
             served.moment = save.begun.shown.clone();
         }

@@ -414,6 +414,7 @@ impl Running {
             state.jobs.push(job.id);
         }
         state.meet_errors = self.jobs_that_meet_errors();
+        state.checkpoints = self.jobs_with_checkpoints();
         Ok((state, files))
     }
 }

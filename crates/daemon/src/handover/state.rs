@@ -4,7 +4,7 @@
 //! there is something that an older program could not do without the version is higher, so that it refuses. Version 2 has jobs, version 3 backups, version 4
 //! those that go by a bitmap, version 5 names given at run time, version 6 certificates among them, NBD
 //! servers that show nothing, bitmaps that are kept nowhere, jobs that do not end where they meet an error, and
-//! disks opened with `backing`.
+//! disks opened with `backing`, version 7 backups whose checkpoint goes where they fail.
 
 use std::path::PathBuf;
 
@@ -14,7 +14,8 @@ use serde::{Deserialize, Serialize};
 use super::names::Names;
 
 /// The newest that is read, and what is written where nothing needs it.
-const NEWEST: u32 = 6;
+const NEWEST: u32 = 7;
+const WITH_CERTIFICATES: u32 = 6;
 const WITH_NAMES: u32 = 5;
 const WITH_BITMAPS: u32 = 4;
 const WITH_BACKUPS: u32 = 3;
@@ -47,6 +48,9 @@ pub(crate) struct State {
     /// Jobs whose errors are met otherwise than by their end. What becomes of those stands in the ledger.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) meet_errors: Vec<String>,
+    /// Backups whose checkpoint goes where they fail, as stands in the ledger.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) checkpoints: Vec<String>,
     /// Disks with bitmaps that are kept nowhere, which come with the connections.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) bitmaps: Vec<String>,
@@ -259,10 +263,13 @@ fn version(jobs: bool, backups: bool, by_bitmaps: bool) -> u32 {
 
 impl Versioned for State {
     fn version(&self) -> u32 {
-        let newest =
+        if !self.checkpoints.is_empty() {
+            return NEWEST;
+        }
+        let later =
             self.names.are_newest() || !self.bitmaps.is_empty() || !self.meet_errors.is_empty();
-        match (newest, self.names.are_new()) {
-            (true, _) => return NEWEST,
+        match (later, self.names.are_new()) {
+            (true, _) => return WITH_CERTIFICATES,
             (false, true) => return WITH_NAMES,
             (false, false) => {}
         }
@@ -273,7 +280,7 @@ impl Versioned for State {
 impl Versioned for Connections {
     fn version(&self) -> u32 {
         if !self.bitmaps.is_empty() {
-            return NEWEST;
+            return WITH_CERTIFICATES;
         }
         let mut saved = self.jobs.iter().filter_map(|job| job.saved.as_ref()).peekable();
         let backups = saved.peek().is_some();

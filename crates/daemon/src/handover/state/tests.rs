@@ -3,7 +3,7 @@ use crate::handover::names::{
     CertificatesName, DiskNames, FileName, ImageName, NbdName, SecretName,
 };
 
-const STORED: [&[u8]; 11] = [
+const STORED: [&[u8]; 12] = [
     include_bytes!("../../../tests/handover/version-1.state"),
     include_bytes!("../../../tests/handover/version-1.connections"),
     include_bytes!("../../../tests/handover/version-2.state"),
@@ -15,6 +15,7 @@ const STORED: [&[u8]; 11] = [
     include_bytes!("../../../tests/handover/version-5.state"),
     include_bytes!("../../../tests/handover/version-6.state"),
     include_bytes!("../../../tests/handover/version-6.connections"),
+    include_bytes!("../../../tests/handover/version-7.state"),
 ];
 
 fn state() -> State {
@@ -119,6 +120,11 @@ fn with_a_backup() -> (State, Connections) {
     (state, Connections { jobs: vec![backup], ..connections() })
 }
 
+fn with_a_checkpoint() -> State {
+    let state = with_a_backup().0;
+    State { checkpoints: state.backups.clone(), ..state }
+}
+
 fn with_a_bitmap() -> (State, Connections) {
     let (mut state, mut connections) = with_a_backup();
     state.by_bitmaps = state.backups.clone();
@@ -207,6 +213,7 @@ fn what_was_stored_is_read_for_ever() {
         write("version-5.state", encode(&with_names()));
         write("version-6.state", encode(&with_certificates()));
         write("version-6.connections", encode(&with_temporary_bitmaps()));
+        write("version-7.state", encode(&with_a_checkpoint()));
         return;
     }
     assert_eq!(decode(STORED[0]), Ok(state()));
@@ -228,10 +235,12 @@ fn what_was_stored_is_read_for_ever() {
     assert_eq!(decode(STORED[9]), Ok(with_certificates()));
     assert!(STORED[10].starts_with(b"ringtap-handover 6 "));
     assert_eq!(decode(STORED[10]), Ok(with_temporary_bitmaps()));
+    assert!(STORED[11].starts_with(b"ringtap-handover 7 "));
+    assert_eq!(decode(STORED[11]), Ok(with_a_checkpoint()));
     // Each of these is reason enough that a program refuses that does not know it.
     let (bitmaps, meet_errors) = (vec!["a".into()], vec!["c".into()]);
     let with = [State { bitmaps, ..with_jobs().0 }, State { meet_errors, ..with_jobs().0 }];
-    assert_eq!(with.map(|state| state.version()), [NEWEST; 2]);
+    assert_eq!(with.map(|state| state.version()), [WITH_CERTIFICATES; 2]);
     let page = PageState::new(3, &[5, 1 << 63]);
     assert_eq!(page.words(), Some((3, vec![5, 1 << 63])));
     assert_eq!(PageState { bits: "zz".into(), ..page }.words(), None);
