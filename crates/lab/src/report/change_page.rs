@@ -8,7 +8,7 @@ use super::across::Unlike;
 use super::analysis::{Analysis, reference};
 use super::change::{self, Change, Comparison};
 use super::page::marks::{self, Axis, Ratio};
-use super::page::{self, names};
+use super::page::{self, frame, names};
 use super::words::state_in_words;
 use super::{format, svg};
 use crate::sample::{Metric, Stage, Unit, Value};
@@ -18,7 +18,7 @@ use crate::workload;
 /// The page.
 pub fn render(before: &Analysis, after: &Analysis, comparison: &Comparison) -> String {
     let runs = [("Before", before), ("After", after)];
-    page::page(
+    frame::page(
         "Ringtap report, before and after",
         html! {
             h1 { "Before and after" }

@@ -1,4 +1,8 @@
 //! The report: terminal table, `report.html`, JSON; and of two runs, `changes.html`. All are pure functions of a run's folder.
+//!
+//! What a report shows (`row`, `finding`, `column`, `durability`) lies below [`analysis`], which has all of it; what works it out
+//! (`comparisons`, `findings`, `columns`) lies above that, and `analyse`, which has all of it worked out, above those. Tables and
+//! pages show it.
 
 pub mod across;
 mod analyse;

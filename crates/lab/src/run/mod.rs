@@ -1,4 +1,7 @@
 //! A run: rounds of blocks, one block for each arm, in balanced order.
+//!
+//! This file, `expect` and `within` lie above the stages and ask them. Stages take their samples by [`runner`], which lies
+//! below them.
 
 mod expect;
 pub mod folder;

@@ -3,8 +3,9 @@
 use maud::{Markup, html};
 
 use super::marks::{self, Axis, Ratio, Span, Strip};
+use super::names::anchor;
 use super::view::{self, Per, View};
-use super::{anchor, curves, first, forest, names};
+use super::{curves, first, forest, names};
 use crate::report::analysis::Analysis;
 use crate::report::contention::Contention;
 use crate::report::finding::{Answer, Finding, Outcome};

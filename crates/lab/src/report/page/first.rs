@@ -2,8 +2,9 @@
 
 use maud::{Markup, html};
 
+use super::names::anchor;
 use super::view::{self, Load, View, Way};
-use super::{anchor, forest, names};
+use super::{forest, names};
 use crate::report::analysis::Analysis;
 use crate::report::finding::{Answer, Outcome};
 use crate::report::words::state_in_words;

@@ -8,24 +8,22 @@ mod curves;
 mod first;
 mod folds;
 mod forest;
+pub(super) mod frame;
 pub(super) mod marks;
 pub(super) mod names;
 pub mod view;
 
-use maud::{DOCTYPE, Markup, PreEscaped, html};
+use maud::html;
 
 use super::analysis::Analysis;
 pub(super) use first::{here, outcome, pair, published, what};
 pub(super) use folds::probability;
 
-const STYLE: &str = include_str!("page.css");
-const SCRIPT: &str = include_str!("page.js");
-
 /// The page of a run.
 pub fn render(analysis: &Analysis) -> String {
     let views = view::views(analysis);
     let stage = view::first(&views).map(|view| view.stage);
-    page(
+    frame::page(
         &format!("Ringtap compare, {}", analysis.run.began),
         html! {
             (first::screen(analysis, &views))
@@ -47,34 +45,4 @@ pub fn answer(analysis: &Analysis) -> String {
 /// What it holds for, in one sentence.
 pub fn limits(analysis: &Analysis) -> String {
     first::limits(analysis)
-}
-
-/// A page that needs nothing else.
-pub(super) fn page(title: &str, body: Markup) -> String {
-    let page = html! {
-        (DOCTYPE)
-        html lang="en" {
-            head {
-                meta charset="utf-8";
-                meta name="viewport" content="width=device-width, initial-scale=1";
-                title { (title) }
-                style { (PreEscaped(STYLE)) }
-            }
-            body {
-                main { (body) }
-                script { (PreEscaped(SCRIPT)) }
-            }
-        }
-    };
-    page.into_string()
-}
-
-/// What a link within the page names a question's card.
-fn anchor(question: &str) -> String {
-    let letters = question.to_lowercase();
-    letters
-        .split(|c: char| !c.is_ascii_alphanumeric())
-        .filter(|w| !w.is_empty())
-        .collect::<Vec<_>>()
-        .join("-")
 }

@@ -70,3 +70,13 @@ pub fn named(name: &str) -> String {
         None => way(name).to_owned(),
     }
 }
+
+/// What a link within the page names a question's card.
+pub fn anchor(question: &str) -> String {
+    let letters = question.to_lowercase();
+    letters
+        .split(|c: char| !c.is_ascii_alphanumeric())
+        .filter(|w| !w.is_empty())
+        .collect::<Vec<_>>()
+        .join("-")
+}
