@@ -23,7 +23,17 @@ pub struct Event {
 struct List {
     count: u64,
     closed: bool,
-    waiting: Vec<Waker>,
+    /// By number, which only rises.
+    waiting: Vec<(u64, Waker)>,
+    next: u64,
+}
+
+impl List {
+    /// Who waits by this number no more.
+    fn take(&mut self, number: u64) -> Option<Waker> {
+        let place = self.waiting.binary_search_by_key(&number, |(number, _)| *number).ok()?;
+        Some(self.waiting.remove(place).1)
+    }
 }
 
 impl Event {
@@ -42,7 +52,7 @@ impl Event {
             list.count = list.count.wrapping_add(1);
             std::mem::take(&mut list.waiting)
         };
-        waiting.into_iter().for_each(Waker::wake);
+        waiting.into_iter().for_each(|(_, waker)| waker.wake());
     }
 
     /// Nobody will tell any more: whoever listens, now or later, looks again and again.
@@ -69,7 +79,7 @@ pub struct Listener<'a> {
     event: &'a Event,
     /// What had happened before.
     seen: Option<u64>,
-    listed: Option<Waker>,
+    listed: Option<(u64, Waker)>,
 }
 
 impl Future for Listener<'_> {
@@ -85,11 +95,18 @@ impl Future for Listener<'_> {
             return Poll::Pending;
         }
         if *self.seen.get_or_insert(count) != count {
+            // Whoever told has taken it off the list.
+            self.listed = None;
             return Poll::Ready(());
         }
-        if !self.listed.as_ref().is_some_and(|waker| waker.will_wake(context.waker())) {
-            list.waiting.push(context.waker().clone());
-            self.listed = Some(context.waker().clone());
+        if !self.listed.as_ref().is_some_and(|(_, waker)| waker.will_wake(context.waker())) {
+            let before = self.listed.take().and_then(|(number, _)| list.take(number));
+            let number = list.next;
+            list.next += 1;
+            list.waiting.push((number, context.waker().clone()));
+            self.listed = Some((number, context.waker().clone()));
+            drop(list);
+            drop(before);
         }
         Poll::Pending
     }
@@ -98,5 +115,10 @@ impl Future for Listener<'_> {
 impl Drop for Listener<'_> {
     fn drop(&mut self) {
         self.event.listeners.fetch_sub(1, SeqCst);
+        // Who listens no more is not to be woken, and its waker keeps a ring and its descriptors.
+        if let Some((number, _)) = &self.listed {
+            let waker = self.event.list().take(*number);
+            drop(waker);
+        }
     }
 }

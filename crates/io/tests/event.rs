@@ -2,17 +2,17 @@
 
 use std::cell::Cell;
 use std::future::{Future, poll_fn};
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::process::Command;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::mpsc;
-use std::task::Poll;
+use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::Duration;
 
-use ringtap_io::{Engine, Event, Tasks};
+use ringtap_io::{Engine, Event, Listener, Tasks};
 
 const ROUNDS: u64 = 20_000;
 
@@ -113,6 +113,39 @@ fn who_listens_to_what_is_closed_looks_again_and_does_not_wait() {
         });
         ended.expect("the ring turns");
     });
+}
+
+/// A waker keeps its thread's ring, and with it descriptors.
+#[test]
+fn who_listens_no_more_leaves_no_waker() {
+    struct Woken(AtomicU64);
+    impl Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, SeqCst);
+        }
+    }
+    let [one, other] = [(); 2].map(|()| Arc::new(Woken(AtomicU64::new(0))));
+    let wakers = [&one, &other].map(|woken| Waker::from(woken.clone()));
+    let poll = |told: &mut Pin<Box<Listener<'_>>>, waker: &Waker| {
+        told.as_mut().poll(&mut Context::from_waker(waker)).is_ready()
+    };
+    let kept = || [&one, &other].map(|woken| Arc::strong_count(woken) - 2);
+    let event = Event::default();
+    for _ in 0..3 {
+        let [mut first, mut second, mut third] = [(); 3].map(|()| Box::pin(event.listen()));
+        assert!(!poll(&mut first, &wakers[0]) && !poll(&mut second, &wakers[0]));
+        assert!(!poll(&mut third, &wakers[0]));
+        drop(second);
+        // Another task has taken it over.
+        assert!(!poll(&mut first, &wakers[1]));
+        drop(first);
+        assert_eq!(kept()[1], 0, "who listens no more is on the list");
+        event.notify();
+        assert!(poll(&mut third, &wakers[0]));
+        drop(third);
+        assert_eq!(kept(), [0; 2], "who listens no more is on the list");
+    }
+    assert_eq!([&one, &other].map(|woken| woken.0.load(SeqCst)), [3, 0], "only the third waits");
 }
 
 /// Every other test of this file once more.
