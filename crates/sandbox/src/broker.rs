@@ -336,11 +336,12 @@ impl Broker {
             }
             What::Attribute | What::SetAttribute => {
                 let file = files.next().ok_or(Errno::BADF)?;
-                let answer = match call.what {
-                    What::Attribute => attribute(&file, &call)?,
-                    _ => set_attribute(&file, &call)?,
-                };
-                Ok(Done::Now(answer))
+                let (name, text) = (call.first.to_vec(), call.second.to_vec());
+                // Its file system may not answer.
+                match call.what {
+                    What::Attribute => later(move || attribute(&file, &name)),
+                    _ => later(move || set_attribute(&file, &name, (first != 0).then_some(&text))),
+                }
             }
             // As many files are looked at as all processes have open.
             What::Holder => {
@@ -356,13 +357,16 @@ impl Broker {
             What::Private => {
                 let file = files.next().ok_or(Errno::BADF)?;
                 let process = u32::try_from(first).map_err(|_| Errno::INVAL)?;
-                match rustix::fs::fstat(&file)?.st_nlink {
+                if !maps::is_memory(&file) {
+                    return refused();
+                }
+                later(move || match rustix::fs::fstat(&file)?.st_nlink {
                     0 => {
                         let text = vec![u8::from(maps::is_private(process, &file, second))];
-                        Ok(Done::Now(Answer { text, ..Answer::default() }))
+                        Ok(Answer { text, ..Answer::default() })
                     }
-                    _ => refused(),
-                }
+                    _ => Err(Errno::PERM.into()),
+                })
             }
             What::Device => {
                 let (wish, device) =
@@ -453,27 +457,27 @@ const ROOTS: &[u8] = b"trusted.ringtap.";
 /// the file is open for writing, nor does landlock: who is confined may set none.
 const ANYBODYS: &[u8] = b"user.ringtap.";
 
-fn attribute(file: &OwnedFd, call: &Call<'_>) -> io::Result<Answer> {
-    if !call.first.starts_with(ROOTS) {
+fn attribute(file: &OwnedFd, name: &[u8]) -> io::Result<Answer> {
+    if !name.starts_with(ROOTS) {
         return Err(Errno::PERM.into());
     }
     let mut text = vec![0; LONGEST - 8];
-    let len = rustix::fs::fgetxattr(file, call.first, &mut text[..])?;
+    let len = rustix::fs::fgetxattr(file, name, &mut text[..])?;
     text.truncate(len);
     Ok(Answer { text, ..Answer::default() })
 }
 
 /// Of a file that the server could write to.
-fn set_attribute(file: &OwnedFd, call: &Call<'_>) -> io::Result<Answer> {
+fn set_attribute(file: &OwnedFd, name: &[u8], text: Option<&Vec<u8>>) -> io::Result<Answer> {
     // Not that of neither (3), which nobody was asked for.
     let may = rustix::fs::fcntl_getfl(file)? & OFlags::ACCMODE == OFlags::RDWR;
-    let ours = [ROOTS, ANYBODYS].iter().any(|it| call.first.starts_with(it));
+    let ours = [ROOTS, ANYBODYS].iter().any(|it| name.starts_with(it));
     if !ours || !may {
         return Err(Errno::PERM.into());
     }
-    match call.numbers[0] {
-        0 => rustix::fs::fremovexattr(file, call.first)?,
-        _ => rustix::fs::fsetxattr(file, call.first, call.second, XattrFlags::empty())?,
+    match text {
+        None => rustix::fs::fremovexattr(file, name)?,
+        Some(text) => rustix::fs::fsetxattr(file, name, text, XattrFlags::empty())?,
     }
     Ok(Answer::default())
 }

@@ -405,6 +405,37 @@ fn where_a_file_is_mapped_is_told_of_memory_without_a_name_alone() {
     bench.refuses(call(0), Errno::BADF);
 }
 
+/// A file system may be of whoever sends the file, and never answer: nobody else is to wait for that.
+#[test]
+fn no_file_system_is_asked_before_others_are_heard() {
+    let mut bench = Bench::sealed();
+    let place = bench.at("served/nameless");
+    let nameless = File::create(&place).expect("a file");
+    let is_sealed = rustix::fs::fcntl_get_seals(&nameless).is_ok();
+    fs::remove_file(&place).expect("its name goes");
+    let call = Call { numbers: [std::process::id().into(), 0, 0, 0], ..Call::new(What::Private) };
+    let said = |bench: &mut Bench, call: &Call<'_>, file: &OwnedFd| {
+        let files = vec![file.try_clone().expect("a copy")];
+        bench.broker.carry_out(&call.bytes().expect("short"), files.into_iter())
+    };
+    let nameless = OwnedFd::from(nameless);
+    // In a folder in memory it is as good as a memfd.
+    if !is_sealed {
+        let refused = said(&mut bench, &call, &nameless).err().and_then(|it| it.raw_os_error());
+        assert_eq!(refused, Some(Errno::PERM.raw_os_error()));
+    }
+    let memory = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC);
+    let ours = &b"trusted.ringtap.test"[..];
+    for (call, file) in [
+        (call, memory.expect("memory")),
+        (Call { first: ours, ..Call::new(What::Attribute) }, nameless.try_clone().expect("it")),
+        (Call { first: ours, ..Call::new(What::SetAttribute) }, nameless),
+    ] {
+        let done = said(&mut bench, &call, &file);
+        assert!(matches!(done, Ok(Done::Later(_))), "{call:?}");
+    }
+}
+
 fn by_path_of(asker: u64) -> Call<'static> {
     by(What::Start, Path::new("/bin/true")).number(asker)
 }

@@ -3,10 +3,19 @@
 use std::fs;
 use std::os::fd::AsFd;
 
+/// Whether a file is one of the kernel's own memory, which alone has seals. Of any other its file system is asked, which may be
+/// one that whoever sent the file has made, and not answer.
+pub(crate) fn is_memory(file: impl AsFd) -> bool {
+    rustix::fs::fcntl_get_seals(file).is_ok()
+}
+
 /// Whether it has mapped that file there so that it sees no change of others, nor they one of its own. Where that cannot be
 /// seen it is believed that it has not.
 pub(crate) fn is_private(process: u32, file: impl AsFd, address: u64) -> bool {
     let maps = fs::read_to_string(format!("/proc/{process}/maps"));
+    if !is_memory(&file) {
+        return false;
+    }
     let (Ok(maps), Ok(facts)) = (maps, rustix::fs::fstat(file)) else { return false };
     maps.lines().any(|line| says_private(line, facts.st_ino, address))
 }
@@ -26,6 +35,19 @@ fn says_private(line: &str, inode: u64, address: u64) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn memory_alone_is_looked_at() {
+        use rustix::fs::{MemfdFlags, memfd_create};
+        for flags in [MemfdFlags::CLOEXEC, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING] {
+            assert!(is_memory(memfd_create("memory", flags).expect("memory")));
+        }
+        let (end, _other) = rustix::pipe::pipe().expect("a pipe");
+        for file in [fs::File::open("/proc/self/maps").expect("it").into(), end] {
+            let file: std::os::fd::OwnedFd = file;
+            assert!(!is_memory(&file), "{file:?}");
+        }
+    }
 
     #[test]
     fn lines_of_maps_are_read() {
