@@ -6,6 +6,7 @@
 
 use std::fs::File;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::ptr::{self, NonNull};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -169,8 +170,10 @@ impl Drop for Counted {
 pub(crate) struct Mapping {
     base: NonNull<u8>,
     len: usize,
+    /// What the kernel has mapped for it: whole pages, and of hugetlbfs whole large ones.
+    mapped: usize,
     guard: Option<Guard>,
-    _counted: Counted,
+    counted: Option<Counted>,
 }
 
 // SAFETY: the mapping belongs to no thread; what is in it is a guest's, and only reached by raw pointers
@@ -179,25 +182,45 @@ unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
 
+/// The type of hugetlbfs (include/uapi/linux/magic.h).
+const HUGETLBFS: i64 = 0x9584_58f6;
+
+/// The pages that a file is mapped by, of which the kernel neither maps, unmaps nor replaces a part. `block` is what
+/// the file says that it is best read by, which is such a page there.
+fn page_of(file: &File, block: u64) -> io::Result<u64> {
+    let usual = ringtap_io::PAGE as u64;
+    // No other is asked: a file system of a front-end's own may not answer.
+    if block <= usual || !block.is_power_of_two() || rustix::fs::fcntl_get_seals(file).is_err() {
+        return Ok(usual);
+    }
+    let found = rustix::fs::fstatfs(file)?;
+    Ok(if found.f_type as i64 == HUGETLBFS { block } else { usual })
+}
+
 impl Mapping {
     /// Map `len` bytes at `offset`, which the file must reach.
     pub(crate) fn new(file: &File, offset: u64, len: u64, maps: &Maps) -> Result<Mapping, Error> {
         let os = |source| Error::Os { offset, len, source };
-        let size = file.metadata().map_err(os)?.len();
+        let facts = file.metadata().map_err(os)?;
+        let size = facts.len();
         if len == 0 || offset.checked_add(len).is_none_or(|end| end > size) {
             return Err(Error::Range { offset, len, size });
         }
-        let counted = maps.take(len)?;
-        let bytes = usize::try_from(len).map_err(|_| os(io::ErrorKind::OutOfMemory.into()))?;
+        let page = page_of(file, facts.blksize()).map_err(os)?;
+        let too_long = || os(io::ErrorKind::OutOfMemory.into());
+        let mapped = len.checked_next_multiple_of(page).ok_or_else(too_long)?;
+        let counted = maps.take(mapped)?;
+        let bytes = usize::try_from(len).map_err(|_| too_long())?;
+        let mapped = usize::try_from(mapped).map_err(|_| too_long())?;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::SHARED | MapFlags::NORESERVE;
         // SAFETY: a new mapping at an address of the kernel's choice touches no other memory.
         let base = unsafe { mmap(ptr::null_mut(), bytes, protection, flags, file, offset) };
         let base = base.map_err(|error| os(error.into()))?;
-        let base =
-            NonNull::new(base.cast()).ok_or_else(|| os(io::ErrorKind::OutOfMemory.into()))?;
-        let mut mapping = Mapping { base, len: bytes, guard: None, _counted: counted };
-        mapping.guard = Some(Guard::new(mapping.base(), bytes).map_err(os)?);
+        let base = NonNull::new(base.cast()).ok_or_else(too_long)?;
+        let counted = Some(counted);
+        let mut mapping = Mapping { base, len: bytes, mapped, guard: None, counted };
+        mapping.guard = Some(Guard::new(mapping.base(), mapped).map_err(os)?);
         Ok(mapping)
     }
 
@@ -220,7 +243,11 @@ impl Drop for Mapping {
         // Nothing may be put in the place of what is no mapping of ours any more.
         self.guard = None;
         // SAFETY: exactly the mapping that `new` made, and nobody uses it any more.
-        let _ = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
+        if let Err(error) = unsafe { munmap(self.base.as_ptr().cast(), self.mapped) } {
+            // It is there still, and counts.
+            std::mem::forget(self.counted.take());
+            tracing::warn!("cannot unmap {} bytes of a front-end's file: {error}", self.mapped);
+        }
     }
 }
 
@@ -242,6 +269,46 @@ mod tests {
         drop(all);
         assert_eq!(*locked(&maps.has), Has::default());
         map(&maps).expect("there is room again");
+    }
+
+    /// Whether there are pages for it or not: without any, whoever touches it is sent SIGBUS.
+    #[test]
+    fn a_piece_of_a_large_page_is_guarded_and_unmapped_as_a_whole() {
+        const NAME: &str = "a-piece-of-a-large-page";
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB;
+        let file = match memfd_create(NAME, flags) {
+            Ok(file) => File::from(file),
+            Err(error) => return eprintln!("no large pages here: {error}"),
+        };
+        let large = file.metadata().expect("its facts").blksize();
+        ftruncate(&file, large).expect("its size");
+        let maps = Maps::default();
+        for _ in 0..3 {
+            let mapping = Mapping::new(&file, 0, 4096, &maps).expect("a mapping");
+            assert_eq!(mapping.len(), 4096);
+            assert_eq!(*locked(&maps.has), Has { count: 1, bytes: large });
+            // SAFETY: the first byte of a mapping that may be read, whose guard answers for its pages.
+            unsafe { mapping.base().read_volatile() };
+            drop(mapping);
+            assert_eq!(*locked(&maps.has), Has::default());
+            let all = std::fs::read_to_string("/proc/self/maps").expect("the maps");
+            assert!(!all.contains(NAME), "{all}");
+        }
+    }
+
+    /// What is not unmapped counts as long as the connection lasts.
+    #[test]
+    fn what_cannot_be_unmapped_is_counted_still() {
+        let file = File::from(memfd_create("memory", MemfdFlags::CLOEXEC).expect("memfd"));
+        ftruncate(&file, 4096).expect("its size");
+        let maps = Maps::default();
+        let mut mapping = Mapping::new(&file, 0, 4096, &maps).expect("a mapping");
+        let whole = std::mem::take(&mut mapping.mapped);
+        let base = mapping.base;
+        drop(mapping);
+        assert_eq!(*locked(&maps.has), Has { count: 1, bytes: 4096 });
+        // SAFETY: the mapping made above, which nobody uses.
+        unsafe { munmap(base.as_ptr().cast(), whole) }.expect("unmapped");
     }
 
     #[test]
