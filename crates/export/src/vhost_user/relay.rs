@@ -133,7 +133,8 @@ impl Relay {
             return Err(io::Error::new(io::ErrorKind::InvalidData, text));
         }
         let mut payload = vec![0; size];
-        if size > 0 && !self.fill(&mut payload, &mut Vec::new(), &mut wait)? {
+        let mut beside = Vec::new();
+        if size > 0 && !self.fill(&mut payload, &mut beside, &mut wait)? {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         if let (SET_PROTOCOL_FEATURES, Some(bits)) = (request, payload.first_chunk()) {
@@ -200,6 +201,11 @@ impl Relay {
             match receive(&self.front_end, &mut bytes[got..], files) {
                 Ok(0) if got == 0 => return Ok(false),
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                // No message has more, however it is cut.
+                Ok(_) if files.len() > MOST_FILES => {
+                    let text = format!("a message comes with more than {MOST_FILES} descriptors");
+                    return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+                }
                 Ok(n) => got += n,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => return Err(error),
@@ -345,6 +351,32 @@ mod tests {
         let ends = end.recv_timeout(Duration::from_secs(60)).expect("it is let go");
         assert_eq!(ends, [Err(io::ErrorKind::TimedOut); 2]);
         drop(client);
+    }
+
+    #[test]
+    fn descriptors_that_come_byte_by_byte_are_no_more_than_those_of_a_message() {
+        let many: Vec<OwnedFd> = (0..MOST_FILES)
+            .map(|_| OwnedFd::from(std::fs::File::open("/dev/null").expect("it is everywhere")))
+            .collect();
+        let [stop, failed] = [(); 2].map(|()| Stop::new().expect("a stop"));
+        // Within the head, and behind it.
+        for first in [1, HEADER] {
+            let (client, ours) = UnixStream::pair().expect("a socket pair");
+            let (mut relay, _handler) = Relay::new(ours).expect("a relay");
+            let head = [1u32, 1, 64].map(u32::to_ne_bytes).concat();
+            send(&client, &head[..first], &[]).expect("the head");
+            for _ in 0..4 {
+                send(&client, &[0], &many).expect("a byte with descriptors");
+            }
+            drop(client);
+            let end = relay.forward_message(&mut None, [&stop, &failed]);
+            let error = end.map(drop).expect_err("it was let through");
+            assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{error}");
+            // The kernel drops what nobody has received.
+            let mut rest = Vec::new();
+            let left = receive(&relay.front_end, &mut [0; 64], &mut rest).expect("the rest");
+            assert_eq!((left > 0, rest.len() <= MOST_FILES), (true, true));
+        }
     }
 
     #[test]
