@@ -167,6 +167,8 @@ pub struct Server {
     modified: Mutex<Option<Duration>>,
     /// Whether the file under it was made for it.
     made: bool,
+    /// Which of all mounts it is.
+    number: Option<mount::Number>,
     /// Whether the file goes on elsewhere once this stops.
     handing_over: AtomicBool,
     /// Whether a thread asks for the file's size, and is to ask again.
@@ -179,12 +181,24 @@ const ASKED: Duration = Duration::from_millis(500);
 impl Server {
     /// A server for what is mounted already.
     pub fn new(mount: Mount, vbd: Disk, options: Options) -> Server {
-        let (path, made) = (mount.path().to_owned(), mount.is_made());
+        let (path, made, number) = (mount.path().to_owned(), mount.is_made(), mount.number());
         let (shown, modified, vbd) = (Mutex::default(), Mutex::default(), vbd.apart());
         let (mount, tell, handing_over) =
             (Mutex::new(mount), Mutex::default(), AtomicBool::new(false));
         let asking = Arc::default();
-        Server { path, mount, tell, vbd, options, shown, modified, made, handing_over, asking }
+        Server {
+            path,
+            mount,
+            tell,
+            vbd,
+            options,
+            shown,
+            modified,
+            made,
+            number,
+            handing_over,
+            asking,
+        }
     }
 
     /// Before it serves: its bytes changed then, the last time.
@@ -230,7 +244,7 @@ impl Server {
 
     /// The process ends and does not wait for it: have nothing of it stay where it is mounted.
     pub fn leave_behind(&self) {
-        mount::leave_nothing(&self.path, self.made);
+        mount::leave_nothing(&self.path, self.number, self.made);
     }
 
     fn serve_until(&self, stop: &Stop) -> Result<(), Error> {

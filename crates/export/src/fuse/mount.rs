@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use rustix::process::{getegid, geteuid};
 
-use super::table::{Entry, mounts_on};
+use super::table::{Entry, mounts, mounts_on};
 use super::wire::{self, Head, IN_HEADER, Init, op};
 use super::{BACKGROUND, Error, MOST, Options, helper};
 
@@ -38,8 +38,15 @@ pub struct Mount {
     device: Option<OwnedFd>,
     /// Whether the file under it was made here.
     made: bool,
+    /// That file, where it was made by this process.
+    own: Option<(u64, u64)>,
+    /// Which of all mounts it is, whatever becomes of the path.
+    number: Option<Number>,
     mounted: bool,
 }
+
+/// The number of a mount's device, which no other has as long as it is there.
+pub(crate) type Number = (u32, u32);
 
 /// Whether mounts are another process's, and stay when this one ends.
 static STAY: AtomicBool = AtomicBool::new(false);
@@ -67,8 +74,10 @@ impl Mount {
         let image = &std::path::absolute(image).unwrap_or_else(|_| image.to_owned());
         remove_stale(&path)?;
         let made = prepare(&path, image)?;
+        let own = made.then(|| identity(&path)).flatten();
         let shown = open(image, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok();
-        let mut mount = Mount { path, image: shown, device: None, made, mounted: false };
+        let (device, number, mounted) = (None, None, false);
+        let mut mount = Mount { path, image: shown, device, made, own, number, mounted };
         let device = match ask::mount(&mount.path, image, options.read_only) {
             None => mount_here(&mount.path, image, options.read_only)?,
             Some(asked) => asked.map_err(|source| match source.raw_os_error() {
@@ -77,6 +86,7 @@ impl Mount {
             })?,
         };
         mount.mounted = true;
+        mount.number = topmost(&mount.path);
         greet(&device, &mount.path)?;
         mount.device = Some(device);
         Ok(mount)
@@ -86,12 +96,18 @@ impl Mount {
     pub fn adopt(path: &Path, image: &Path, passed: Passed) -> Mount {
         let shown = open(image, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok();
         let Passed { device, made } = passed;
-        Mount { path: path.to_owned(), image: shown, device: Some(device), made, mounted: true }
+        let (device, own, number, mounted) = (Some(device), None, topmost(path), true);
+        Mount { path: path.to_owned(), image: shown, device, made, own, number, mounted }
     }
 
     /// Whether the file under it was made here, or for it.
     pub(crate) fn is_made(&self) -> bool {
         self.made
+    }
+
+    /// Which of all mounts it is.
+    pub(crate) fn number(&self) -> Option<Number> {
+        self.number
     }
 
     /// Serve it again by that descriptor.
@@ -133,6 +149,9 @@ impl Mount {
         if !std::mem::take(&mut self.mounted) {
             return Ok(false);
         }
+        // Whoever moves a folder moves the mounts in it, and another may be where this one was.
+        let Some(place) = place_of(&self.path, self.number)? else { return Ok(false) };
+        self.path = place;
         let busy = match take_off(&self.path, false) {
             // Somebody else has taken it off.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => return Ok(false),
@@ -157,13 +176,45 @@ impl Drop for Mount {
             tracing::warn!("cannot unmount {}: {error}", self.path.display());
         }
         if self.made {
-            remove_made(&self.path);
+            remove_made(&self.path, self.own);
         }
     }
 }
 
-/// Remove the file that was made to be mounted over.
-fn remove_made(path: &Path) {
+fn identity(path: &Path) -> Option<(u64, u64)> {
+    fs::symlink_metadata(path).ok().map(|meta| (meta.dev(), meta.ino()))
+}
+
+/// Which mount of ours is there, on top of all else.
+fn topmost(path: &Path) -> Option<Number> {
+    let entry = mounts_on(path).ok()?.pop()?;
+    (entry.kind == format!("fuse.{SUBTYPE}")).then_some(entry.device)
+}
+
+/// Where that mount is now; nothing where it is nowhere, as far as this process sees. One that is not known is where it was.
+fn place_of(path: &Path, number: Option<Number>) -> io::Result<Option<PathBuf>> {
+    let Some(number) = number else { return Ok(Some(path.to_owned())) };
+    let mut places: Vec<_> =
+        mounts()?.into_iter().filter(|entry| entry.device == number).map(|it| it.place).collect();
+    let usual = places.iter().position(|place| place == path);
+    let Some(place) = usual.map(|at| places.swap_remove(at)).or_else(|| places.pop()) else {
+        return Ok(None);
+    };
+    match topmost(&place) {
+        Some(top) if top == number => Ok(Some(place)),
+        // It would be the other that is taken off.
+        _ => Err(Errno::BUSY.into()),
+    }
+}
+
+/// Remove the file that was made to be mounted over; no other, and none that is mounted over.
+fn remove_made(path: &Path, own: Option<(u64, u64)>) {
+    if !mounts_on(path).is_ok_and(|mounts| mounts.is_empty()) {
+        return;
+    }
+    if own.is_some() && identity(path) != own {
+        return;
+    }
     if fs::metadata(path).is_ok_and(|meta| meta.is_file() && meta.len() == 0) {
         // What cannot be removed is an empty file, and does no harm.
         let _ = fs::remove_file(path);
@@ -171,7 +222,13 @@ fn remove_made(path: &Path) {
 }
 
 /// Leave nothing of a mount whose server does not end: whoever uses it gets errors once the process has ended.
-pub(crate) fn leave_nothing(path: &Path, made: bool) {
+pub(crate) fn leave_nothing(path: &Path, number: Option<Number>, made: bool) {
+    let place = match place_of(path, number) {
+        Ok(Some(place)) => place,
+        Ok(None) => return,
+        Err(error) => return tracing::warn!("cannot unmount {}: {error}", path.display()),
+    };
+    let path = &*place;
     match take_off(path, true) {
         Ok(()) => {}
         // It has been taken off before, as far as others see.
@@ -180,7 +237,7 @@ pub(crate) fn leave_nothing(path: &Path, made: bool) {
         Err(error) => return tracing::warn!("cannot unmount {}: {error}", path.display()),
     }
     if made {
-        remove_made(path);
+        remove_made(path, None);
     }
 }
 
@@ -390,6 +447,63 @@ mod tests {
         assert_eq!(errno(Path::new("/")), Some(libc::EPERM));
         let dir = tempfile::tempdir().expect("a folder");
         assert_eq!(errno(dir.path()), Some(libc::EINVAL));
+    }
+
+    /// A mount of no server's, as it is where one has been killed: taking it off asks nobody.
+    fn mounted(path: &Path) -> Option<Mount> {
+        fs::write(path, "").expect("a file");
+        let device = match mount_here(path, Path::new("none"), true) {
+            Ok(device) => Some(device),
+            Err(error) => {
+                eprintln!("no mounts here: {error}");
+                return None;
+            }
+        };
+        let (own, number) = (None, topmost(path));
+        assert!(number.is_some());
+        let path = path.to_owned();
+        Some(Mount { path, image: None, device, made: false, own, number, mounted: true })
+    }
+
+    #[test]
+    fn a_mount_is_taken_off_where_it_is_and_no_other() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let root = dir.path().canonicalize().expect("it");
+        let (file, moved) = (root.join("q/f"), root.join("q2/f"));
+        fs::create_dir(root.join("q")).expect("a folder");
+        let Some(first) = mounted(&file) else { return };
+        // Out of sight but in use, and its place taken by another.
+        let user = open(&file, OFlags::PATH, Mode::empty()).expect("its user");
+        take_off(&file, true).expect("taken off");
+        let second = mounted(&file).expect("another");
+        let number = second.number;
+        drop((first, user));
+        assert_eq!(topmost(&file), number, "the other's was taken off");
+        // With its folder elsewhere, and its place taken by a third.
+        fs::rename(root.join("q"), root.join("q2")).expect("moved");
+        fs::create_dir(root.join("q")).expect("a folder");
+        let third = mounted(&file).expect("a third");
+        drop(second);
+        assert_eq!((topmost(&moved), topmost(&file)), (None, third.number));
+        leave_nothing(&moved, third.number, false);
+        assert_eq!(topmost(&file), None, "it was at another place");
+    }
+
+    #[test]
+    fn no_file_is_removed_but_the_one_that_was_made() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let file = dir.path().canonicalize().expect("it").join("file");
+        assert!(prepare(&file, Path::new("none")).expect("made"));
+        let own = identity(&file);
+        assert!(own.is_some());
+        // Kept, so that its number is not given again.
+        fs::rename(&file, dir.path().join("kept")).expect("moved");
+        fs::write(&file, "").expect("another's");
+        remove_made(&file, own);
+        assert!(file.exists(), "another's file was removed");
+        fs::rename(dir.path().join("kept"), &file).expect("back");
+        remove_made(&file, own);
+        assert!(!file.exists());
     }
 
     #[test]
