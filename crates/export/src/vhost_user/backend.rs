@@ -27,7 +27,7 @@ use virtio_bindings::bindings::virtio_ring::{
 };
 
 use super::dirty_log::DirtyLog;
-use super::events::{always_readable, event_file};
+use super::events::{always_readable, event_file, signalled};
 use super::inflight::{self, Inflight};
 use super::mapping::Maps;
 use super::memory::{Memory, Region};
@@ -428,8 +428,9 @@ impl VhostUserBackendReqHandlerMut for Backend {
     }
 
     fn set_vring_call(&mut self, index: u8, file: Option<File>) -> Result<()> {
+        let call = signalled(file, "call", index)?;
         let vring = self.vring(index.into())?;
-        vring.call = event_file(file);
+        vring.call = call;
         if let Some(thread) = &vring.thread {
             thread.set_call(vring.call.clone());
         }
@@ -437,7 +438,7 @@ impl VhostUserBackendReqHandlerMut for Backend {
     }
 
     fn set_vring_err(&mut self, index: u8, file: Option<File>) -> Result<()> {
-        self.vring(index.into())?.error = event_file(file);
+        self.vring(index.into())?.error = signalled(file, "error", index)?;
         Ok(())
     }
 

@@ -30,6 +30,7 @@ const SET_VRING_NUM: u32 = 8;
 pub(super) const SET_VRING_ADDR: u32 = 9;
 pub(super) const SET_VRING_BASE: u32 = 10;
 const SET_VRING_KICK: u32 = 12;
+const SET_VRING_CALL: u32 = 13;
 pub(super) const SET_VRING_ERR: u32 = 14;
 const GET_PROTOCOL_FEATURES: u32 = 15;
 const SET_PROTOCOL_FEATURES: u32 = 16;
@@ -318,6 +319,23 @@ fn what_always_gives_something_is_no_kick() {
         front_end.place_queue();
         assert_eq!(front_end.tell(SET_VRING_KICK, &words(&[0]), &[kick]), may);
         assert_eq!(may, may && front_end.tell(SET_VRING_ENABLE, &vring(0, 1), &[]));
+    }
+}
+
+#[test]
+fn what_may_never_take_a_signal_is_not_signalled() {
+    let open = |path: &str| OwnedFd::from(std::fs::File::open(path).expect("it is everywhere"));
+    let files: [(fn() -> OwnedFd, bool); 3] = [
+        (|| tempfile::tempfile().expect("a file").into(), false),
+        (|| rustix::pipe::pipe().expect("a pipe").1, true),
+        (|| eventfd(0, EventfdFlags::CLOEXEC).expect("an eventfd"), true),
+    ];
+    for request in [SET_VRING_CALL, SET_VRING_ERR] {
+        for (file, may) in files {
+            let mut front_end = FrontEnd::connect();
+            assert_eq!(front_end.tell(request, &words(&[0]), &[file()]), may, "{request}");
+        }
+        assert!(!FrontEnd::connect().tell(request, &words(&[0]), &[open("/dev/zero")]));
     }
 }
 
