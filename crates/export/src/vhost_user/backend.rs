@@ -2,6 +2,7 @@
 
 mod handover;
 mod migration;
+mod others;
 
 use std::fs::File;
 use std::io;
@@ -154,7 +155,7 @@ impl Backend {
 
     /// Writes are volatile only for a driver that can flush and a guest that wants them so.
     fn set_cache(&mut self) {
-        self.through.set(!(self.flushes && self.cache_wanted));
+        self.through.set(self.writes_through());
         if let Some(inflight) = &self.inflight {
             inflight.note_write_cache(self.shows_cache());
         }
