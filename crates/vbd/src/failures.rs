@@ -29,20 +29,21 @@ pub struct Refusal {
 /// verbs say themselves what could not be read.
 pub(crate) struct Failures {
     span: Span,
-    state: Mutex<State>,
+    state: Mutex<Seldom>,
 }
 
+/// Lets ten in ten seconds through.
 #[derive(Debug, Default)]
-struct State {
+pub struct Seldom {
     /// When the window began.
     began: Option<Instant>,
     told: u32,
     suppressed: u64,
 }
 
-impl State {
-    /// Whether a failure is to be told of, and how many were not before it.
-    fn admit(&mut self, now: Instant) -> (bool, u64) {
+impl Seldom {
+    /// Whether something is to be told of, and how many were not before it.
+    pub fn admit(&mut self, now: Instant) -> (bool, u64) {
         let over = self.began.is_none_or(|began| now.saturating_duration_since(began) >= WINDOW);
         let before = if over { std::mem::take(self).suppressed } else { 0 };
         self.began.get_or_insert(now);
@@ -141,7 +142,7 @@ mod tests {
 
     #[test]
     fn what_is_not_told_is_counted_and_told_with_the_next_window() {
-        let (mut state, now) = (State::default(), Instant::now());
+        let (mut state, now) = (Seldom::default(), Instant::now());
         for _ in 0..BURST {
             assert_eq!(state.admit(now), (true, 0));
         }

@@ -72,7 +72,7 @@ pub use change::{Busy, Quiesced};
 pub use copy::{Copy, CopyError, Lost, copy};
 pub use differ::{Compare, CompareError, Found, compare};
 pub use disk::{Disk, WeakDisk, WriteThrough};
-pub use failures::Refusal;
+pub use failures::{Refusal, Seldom};
 pub use former::Former;
 pub use health::{Health, Listening};
 pub use in_flight::Pending;

@@ -33,6 +33,7 @@ pub mod testing;
 mod thread;
 #[cfg(test)]
 mod thread_tests;
+mod told;
 mod truncated;
 mod virtqueue;
 
@@ -57,6 +58,7 @@ use self::others::Others;
 use self::peer::Peer;
 use self::relay::Relay;
 use self::requests::Requests;
+use self::told::Told;
 use crate::Stop;
 
 /// How a disk is shown to its front-end.
@@ -94,6 +96,7 @@ pub struct Server {
     requests: Requests,
     residence: Option<Arc<dyn Residence>>,
     handover: Handover,
+    told: Arc<Told>,
     _mappings: Kept,
 }
 
@@ -101,8 +104,8 @@ impl Server {
     /// A server on a bound socket.
     pub fn new(listener: UnixListener, vbd: Disk, options: Options) -> Server {
         let (requests, residence, vbd) = (Requests::default(), None, vbd.apart());
-        let handover = Handover::default();
-        Server { listener, vbd, options, requests, residence, handover, _mappings: Kept::new() }
+        let (handover, told, _mappings) = (Handover::default(), Arc::default(), Kept::new());
+        Server { listener, vbd, options, requests, residence, handover, told, _mappings }
     }
 
     /// The same, of a disk whose image may be elsewhere.
@@ -157,13 +160,17 @@ impl Server {
     /// Serve a front-end that has come, or one of which a server before this one was `told` all that.
     fn serve_front_end(&self, stream: UnixStream, told: Vec<Message>, stops: Stops<'_>) {
         let peer = Peer::of(&stream);
+        // Whoever comes is told of with how it ends, or not at all.
+        let tells = self.told.admits();
         match told.is_empty() {
+            _ if !tells => {}
             true => tracing::info!("front-end connected, {peer}"),
             false => tracing::info!("front-end taken over, {peer}"),
         }
         let socket = stream.try_clone();
         let backend = Backend::new(self.vbd.clone(), self.options.clone())
             .with_peer(peer)
+            .with_told(self.told.clone())
             .with_residence(self.residence.clone());
         let backend = Arc::new(Mutex::new(backend));
         // Its queues are stopped whatever happens.
@@ -172,6 +179,7 @@ impl Server {
         let end = end.unwrap_or_else(|stopped| Err(io::Error::other(stopped)));
         let goes_on = matches!(end, Ok(Ended::Stopped)) && self.handover.is_wanted();
         match end {
+            _ if !tells => {}
             Ok(_) if goes_on => {}
             Ok(_) => tracing::info!("front-end left"),
             Err(error) => tracing::warn!("the front-end is let go: {error}"),

@@ -18,6 +18,7 @@ use super::inflight::QueueInflight;
 use super::memory::Memory;
 use super::queue::VirtioQueue;
 use super::request::ID_BYTES;
+use super::told::Told;
 use super::truncated;
 use super::virtqueue::{Addresses, RingError, Virtqueue};
 use crate::driver::{self, Source, Turn};
@@ -63,6 +64,7 @@ pub(crate) struct Start {
     pub(crate) call: Option<Arc<OpenFile>>,
     pub(crate) error: Option<Arc<OpenFile>>,
     pub(crate) identity: [u8; ID_BYTES],
+    pub(crate) told: Arc<Told>,
 }
 
 /// Carries a [`Start`] into its thread.
@@ -159,6 +161,7 @@ struct Thread {
     kick: Arc<OpenFile>,
     call: Rc<Caller>,
     error: Option<Arc<OpenFile>>,
+    told: Arc<Told>,
     /// The queue is beyond serving; its thread stays for commands.
     broken: Cell<bool>,
     /// Its ring lies in memory that the front-end has taken away.
@@ -237,6 +240,7 @@ fn run(start: Start, mailbox: &Arc<Mailbox>) -> io::Result<u16> {
         call,
         error,
         identity,
+        told,
     } = start;
     let vbd = Rc::new(vbd);
     let queue =
@@ -259,6 +263,7 @@ fn run(start: Start, mailbox: &Arc<Mailbox>) -> io::Result<u16> {
         kick,
         call: caller,
         error,
+        told,
         broken: Cell::new(false),
         unplaced: Cell::new(false),
         cuts: Cell::new(truncated::cuts()),
@@ -307,7 +312,9 @@ impl Thread {
             }
             // It may come back, larger: a front-end takes a region away to grow it.
             Err(problem) => {
-                tracing::warn!(queue = self.index, "the queue waits: {problem}");
+                if self.told.admits() {
+                    tracing::warn!(queue = self.index, "the queue waits: {problem}");
+                }
                 self.unplaced.set(true);
             }
         }
@@ -408,7 +415,9 @@ impl Thread {
             return;
         }
         let queue = self.index;
-        tracing::error!(queue, "the queue stops, the guest's ring is broken: {problem}");
+        if self.told.admits() {
+            tracing::error!(queue, "the queue stops, the guest's ring is broken: {problem}");
+        }
         if let Some(file) = self.error.clone() {
             let io = self.io.clone();
             self.io.spawn(async move {

@@ -89,6 +89,7 @@ fn serve_with(
         call: Some(call.clone()),
         error: Some(error.clone()),
         identity: [0; ID_BYTES],
+        told: Arc::default(),
     };
     Served { thread: QueueThread::start(start).expect("a thread"), kick, call, error }
 }
