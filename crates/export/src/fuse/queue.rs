@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::rc::Rc;
 
 use ringtap_io::{File, Io, OpenFile, Signal};
-use ringtap_vbd::{Error, Request, Vbd};
+use ringtap_vbd::{Error, Kind, Request, Vbd};
 
 use super::request::{Answer, Asked, Facts, seek, understand};
 use super::wire::{self, Head, IN_HEADER, WRITE_HEADER, op};
@@ -15,6 +15,22 @@ use crate::queue::Queue;
 
 /// Arguments that follow a header, of messages without data. The longest (SETATTR) has 88 bytes.
 const MOST_ARGUMENTS: usize = 512;
+
+/// What needs no memory is carried out in pieces of this, at multiples of it: a request about all of a large disk holds up neither
+/// a pause nor the end.
+const PIECE: u64 = 1 << 30;
+
+/// The first piece of a request, and what follows it.
+fn cut(mut request: Request) -> (Request, Option<Request>) {
+    let end = request.offset.saturating_add(request.len);
+    let first = (request.offset / PIECE + 1).saturating_mul(PIECE);
+    let moves = matches!(request.kind, Kind::Read | Kind::Write);
+    if moves || first >= end {
+        return (request, None);
+    }
+    request.len = first - request.offset;
+    (request, Some(Request { offset: first, len: end - first, ..request }))
+}
 
 /// Why no more messages were taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,6 +63,8 @@ struct State {
 struct Slot {
     unique: u64,
     given: Option<Request>,
+    /// What of the same message follows that.
+    rest: Option<Request>,
     answer: Answer,
     wake: Rc<Signal>,
 }
@@ -94,7 +112,7 @@ impl FuseQueue {
                 None if state.slots.len() < state.most => {
                     let tag = state.slots.len() as u16;
                     let (answer, wake) = (Answer::Empty, Rc::default());
-                    state.slots.push(Slot { unique: 0, given: None, answer, wake });
+                    state.slots.push(Slot { unique: 0, given: None, rest: None, answer, wake });
                     state.idle.push(tag);
                     new.push(tag);
                     tag
@@ -136,7 +154,9 @@ impl FuseQueue {
             Asked::Device(request, answer) => {
                 state.idle.pop();
                 let slot = &mut state.slots[piece];
-                (slot.unique, slot.answer, slot.given) = (message.unique, answer, Some(request));
+                let (first, rest) = cut(request);
+                (slot.unique, slot.answer) = (message.unique, answer);
+                (slot.given, slot.rest) = (Some(first), rest);
                 slot.wake.notify(&self.io);
             }
             Asked::Seek { offset, data } => {
@@ -208,10 +228,21 @@ impl Queue for FuseQueue {
 
     fn reply(&self, tag: u16, end: Result<(), Error>) {
         let piece = usize::from(tag);
-        let (unique, answer) = {
-            let state = self.state.borrow();
-            (state.slots[piece].unique, state.slots[piece].answer)
+        let (unique, answer, stopped) = {
+            let state = &mut *self.state.borrow_mut();
+            let slot = &mut state.slots[piece];
+            let rest = slot.rest.take();
+            if let (Ok(()), Some(rest), false) = (&end, rest, state.stopping) {
+                (slot.given, slot.rest) = {
+                    let (first, rest) = cut(rest);
+                    (Some(first), rest)
+                };
+                return;
+            }
+            (slot.unique, slot.answer, rest.is_some())
         };
+        // Part of it was done, which may be done again.
+        let end = if stopped { end.and(Err(Error::Os(libc::EINTR))) } else { end };
         match (end, answer) {
             (Err(error), _) => self.say(piece, unique, error.errno(), &[], 0),
             (Ok(()), Answer::Empty) => self.say(piece, unique, 0, &[], 0),
@@ -223,5 +254,33 @@ impl Queue for FuseQueue {
             }
         }
         self.state.borrow_mut().idle.push(tag);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ringtap_io::Mem;
+
+    #[test]
+    fn what_needs_no_memory_is_carried_out_in_pieces() {
+        let pieces = |kind, offset, len| {
+            let mut rest = Some(Request { kind, offset, len, mem: Mem::EMPTY, fua: true });
+            let mut pieces = vec![];
+            while let Some(request) = rest {
+                let (first, next) = cut(request);
+                assert!((first.kind, first.fua) == (kind, true));
+                pieces.push((first.offset, first.len));
+                rest = next;
+            }
+            pieces
+        };
+        let zeroes = Kind::WriteZeroes { unmap: true, fast: false };
+        assert_eq!(pieces(zeroes, 512, PIECE - 512), [(512, PIECE - 512)]);
+        let three = [(512, PIECE - 512), (PIECE, PIECE), (2 * PIECE, 512)];
+        assert_eq!(pieces(zeroes, 512, 2 * PIECE), three);
+        assert_eq!(pieces(zeroes, u64::MAX - 1, 1), [(u64::MAX - 1, 1)]);
+        assert_eq!(pieces(Kind::Flush, 0, 0), [(0, 0)]);
+        assert_eq!(pieces(Kind::Write, 0, 2 * PIECE), [(0, 2 * PIECE)], "its memory is one");
     }
 }
