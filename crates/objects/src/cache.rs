@@ -254,7 +254,11 @@ impl Cache {
 
     /// Keep a chunk whose bytes are right: whether there is room for it. Waits for the disk.
     pub(crate) fn store(&self, number: u32, bytes: &[u8]) -> bool {
-        if self.has(number) || self.lost.load(SeqCst) || !self.has_room(bytes.len() as u64) {
+        // A chunk at the end would make a file that was cut as long as ever again.
+        if !self.is_whole() {
+            return false;
+        }
+        if self.has(number) || !self.has_room(bytes.len() as u64) {
             return self.has(number);
         }
         let failures = self.failures.load(SeqCst);
@@ -413,19 +417,26 @@ pub(crate) fn is_at(path: &Path, file: &File) -> bool {
 
 /// The data and the map of an object. A map says nothing of data that is not as long as the object.
 fn files(folder: &Path, size: u64, count: u64) -> io::Result<(File, File)> {
-    let data = options().open(folder.join("data"))?;
-    let map = options().open(folder.join("map"))?;
-    let (is_whole, said) = (data.metadata()?.len() == size, map.metadata()?.len());
-    if said != count {
+    let alone = File::open(folder)?;
+    rustix::fs::flock(&alone, FlockOperation::LockExclusive)?;
+    let open = || -> io::Result<(File, File)> {
+        Ok((options().open(folder.join("data"))?, options().open(folder.join("map"))?))
+    };
+    let (mut data, mut map) = open()?;
+    let (found, said) = (data.metadata()?.len(), map.metadata()?.len());
+    if found != size && found + said > 0 {
+        // Who has them open finds his own as short as ever, and not as long again. The map first: a kill between the two must
+        // leave none that counts.
+        for name in ["map", "data"] {
+            fs::remove_file(folder.join(name))?;
+            alone.sync_all()?;
+        }
+        (data, map) = open()?;
+    }
+    if map.metadata()?.len() != count {
         map.set_len(count)?;
     }
-    if !is_whole {
-        // Before the data is as long: a kill between the two must leave no map that counts. Others may look at it
-        // meanwhile, so that it is not made shorter.
-        if said > 0 {
-            map.write_all_at(&vec![0; count as usize], 0)?;
-            map.sync_all()?;
-        }
+    if data.metadata()?.len() != size {
         data.set_len(size)?;
     }
     Ok((data, map))
@@ -524,7 +535,38 @@ mod tests {
         data.set_len(CHUNK).expect("cut");
         let again = open();
         assert!(!again.has(1) && !again.look_again(1));
-        assert_eq!(data.metadata().expect("facts").len(), 4 * CHUNK);
+        let anew = fs::metadata(own.path().join("data")).expect("facts");
+        assert_eq!(anew.len(), 4 * CHUNK);
+    }
+
+    #[test]
+    fn a_file_that_was_cut_is_not_made_whole_for_who_has_it_open() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let dir = dir(&folder, None);
+        let open = || Cache::open(&dir, "a", 4 * CHUNK).expect("a cache");
+        let cut = || {
+            let own = fs::read_dir(&dir.path).expect("listed").next().expect("one").expect("read");
+            let data = File::options().write(true).open(own.path().join("data"));
+            data.and_then(|data| data.set_len(0)).expect("cut");
+        };
+        let chunk = vec![7; CHUNK as usize];
+        // By a chunk that comes to its end.
+        let first = open();
+        assert!(first.store(1, &chunk));
+        cut();
+        assert!(!first.store(3, &chunk) && !first.is_whole() && !first.has(1));
+        drop(first);
+        // By another process that opens it.
+        let second = open();
+        assert!(second.store(1, &chunk));
+        second.settle();
+        cut();
+        let third = open();
+        assert!(third.store(3, &chunk) && third.is_whole() && !third.has(1));
+        third.settle();
+        assert!(!second.is_whole() && !second.has(1) && !second.look_again(3));
+        drop(second);
+        assert!(open().has(3), "what is stable since counts");
     }
 
     #[test]
