@@ -3,7 +3,8 @@
 use ringtap_vbd::{ThrottleGroup, Vbd};
 
 use crate::events::spawn;
-use crate::opened::{Identity, close_unused, identity};
+use crate::identity::{Identity, identity};
+use crate::opened::close_unused;
 use crate::running::{DiskId, Running};
 use crate::{Disk, Error};
 

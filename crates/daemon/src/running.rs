@@ -17,7 +17,7 @@ use crate::events::Event;
 use crate::facts::DiskFacts;
 use crate::folder::Looked;
 use crate::graph::{Graph, Ties};
-use crate::identity::{Identity, identity};
+use crate::identity::Identity;
 use crate::jobs::Entry;
 use crate::keep::Keeper;
 use crate::left_out::LeftOut;

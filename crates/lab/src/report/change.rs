@@ -142,7 +142,7 @@ pub fn compare(before: &Analysis, after: &Analysis) -> Comparison {
         changes,
         only: only(before, after),
         failed: after.failures.clone(),
-        partial: (after.run.state != State::Complete).then(|| super::state_in_words(after)),
+        partial: (after.run.state != State::Complete).then(|| super::words::state_in_words(after)),
     }
 }
 

@@ -106,7 +106,7 @@ fn a_run_whose_samples_are_cut_is_no_whole_one() {
     let dir = tempfile::tempdir().unwrap();
     let run = super::write(dir.path(), "run", &record(14, State::Complete), &samples(14));
     let whole = report::load(&run).unwrap();
-    assert_eq!(report::state_in_words(&whole), "14 rounds, complete");
+    assert_eq!(report::words::state_in_words(&whole), "14 rounds, complete");
     let read = "randread-4k-qd32";
     let of = |analysis: &Analysis| decision(analysis, "loop", "native", read, Metric::Iops);
     assert_eq!(of(&whole), Decision::Slower);
@@ -117,7 +117,7 @@ fn a_run_whose_samples_are_cut_is_no_whole_one() {
     let kept: Vec<&str> = text.lines().take(at + 3).collect();
     std::fs::write(&file, format!("{}\n{}", kept.join("\n"), "{\"stage\":\"ho")).unwrap();
     let cut = report::load(&run).unwrap();
-    let told = report::state_in_words(&cut);
+    let told = report::words::state_in_words(&cut);
     assert!(told.starts_with("PARTIAL") && told.contains("12 of 14"), "{told}");
     assert!(told.ends_with("missing, or not whole: 13, 14"), "{told}");
     assert_eq!(of(&cut), Decision::Withheld { why: Why::RoundsMissing });
@@ -128,11 +128,11 @@ fn a_run_whose_samples_are_cut_is_no_whole_one() {
     killed.state = State::Running;
     let killed = Analysis::new(killed, &cut.samples);
     assert_eq!(of(&killed), Decision::Slower);
-    let told = report::state_in_words(&killed);
+    let told = report::words::state_in_words(&killed);
     assert!(told.contains("was killed") && told.ends_with("not whole: 13, 14"), "{told}");
     // A hole in the middle.
     let hole: Vec<_> = whole.samples.iter().filter(|one| one.round != 4).cloned().collect();
     let hole = Analysis::new(whole.run.clone(), &hole);
-    assert!(report::state_in_words(&hole).ends_with("not whole: 5"));
+    assert!(report::words::state_in_words(&hole).ends_with("not whole: 5"));
     assert_eq!(of(&hole), Decision::Withheld { why: Why::RoundsMissing });
 }

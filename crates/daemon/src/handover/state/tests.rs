@@ -52,6 +52,7 @@ fn state() -> State {
         meet_errors: vec![],
         bitmaps: vec![],
         names: Names::default(),
+        checkpoints: vec![],
     }
 }
 
