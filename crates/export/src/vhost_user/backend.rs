@@ -36,6 +36,7 @@ use super::peer::{Peer, SHARE};
 use super::residence::{Residence, Waiting};
 use super::sources::Sources;
 use super::thread::{QueueThread, Start};
+use super::told::Told;
 use super::virtqueue::{Addresses, MAX_QUEUE_SIZE, Virtqueue};
 use super::{Options, config};
 
@@ -66,6 +67,7 @@ pub(crate) struct Backend {
     /// Whether the guest wants its write cache on.
     cache_wanted: bool,
     peer: Peer,
+    told: Arc<Told>,
     /// Of how many regions more it is looked whether it shares them.
     looks: u32,
     /// Where the image may be elsewhere.
@@ -120,6 +122,7 @@ impl Backend {
             flushes,
             cache_wanted,
             peer: Peer::default(),
+            told: Arc::default(),
             looks: LOOKS,
             residence: None,
             waiting: None,
@@ -130,6 +133,11 @@ impl Backend {
     /// The same for a front-end that is known.
     pub(crate) fn with_peer(self, peer: Peer) -> Backend {
         Backend { peer, ..self }
+    }
+
+    /// The same, which logs no more often than its socket does.
+    pub(crate) fn with_told(self, told: Arc<Told>) -> Backend {
+        Backend { told, ..self }
     }
 
     /// A guest whose memory is a private copy waits for ever, and so would whoever looks for the reason.
@@ -198,6 +206,7 @@ impl Backend {
         let (memory, inflight) = (self.memory.clone(), self.inflight.clone());
         let identity = config::identity(&self.options.serial);
         let (vbd, peer, logging) = (self.vbd.clone(), self.peer, self.logging(index)?);
+        let told = self.told.clone();
         let vring = self.vring(index)?;
         let (Some(addresses), Some(kick)) = (vring.addresses, vring.kick.clone()) else {
             return Ok(());
@@ -233,6 +242,7 @@ impl Backend {
             call: vring.call.clone(),
             error: vring.error.clone(),
             identity,
+            told,
         };
         vring.thread = Some(QueueThread::start(start).map_err(failed)?);
         tracing::debug!(queue = number, size = vring.size, base = vring.base, "queue runs");
