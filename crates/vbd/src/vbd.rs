@@ -154,7 +154,10 @@ impl Vbd {
         self.stats.in_flight.end(place, now);
         self.stats.record(&request, now.saturating_sub(began), end.is_ok());
         if let Err(error) = end {
-            shared.failures.tell(&request, error);
+            // What was not begun is no failure of the disk's.
+            if !(self.lines.are_lost() && error == Error::Os(libc::ESHUTDOWN)) {
+                shared.failures.tell(&request, error);
+            }
         }
         end
     }
@@ -226,6 +229,9 @@ impl Vbd {
         let door = &self.disk.shared.door;
         loop {
             door.unpaused().await;
+            if self.lines.are_lost() {
+                return Err(Error::Os(libc::ESHUTDOWN));
+            }
             let end = self.within(async |pass| {
                 // Who pauses the disk waits for those that were here before.
                 if door.is_paused() { None } else { Some(filtered(io, pass, request).await) }
@@ -323,6 +329,17 @@ impl Vbd {
     /// time.
     pub fn leave(&self) -> impl Sized + '_ {
         self.lines.leave(&self.disk.shared.throttle)
+    }
+
+    /// Carry out none of this queue's requests that limits, a pause or a full disk hold: who asked them is gone without an answer,
+    /// and may come back on another queue and write what is newer.
+    pub fn lose(&self) {
+        self.lines.lose(&self.disk.shared.throttle);
+    }
+
+    /// Whether [`Vbd::lose`] was called.
+    pub fn is_lost(&self) -> bool {
+        self.lines.are_lost()
     }
 
     /// Make every write acknowledged before stable.

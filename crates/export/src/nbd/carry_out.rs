@@ -119,7 +119,7 @@ impl Connection {
             if last {
                 return Ok(());
             }
-            if self.is_over() {
+            if self.is_over() || self.vbd.is_lost() {
                 return Err(Error::Os(libc::ESHUTDOWN));
             }
             offset = piece;

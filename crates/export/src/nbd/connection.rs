@@ -166,6 +166,10 @@ impl Connection {
     pub(super) async fn serve(self: Rc<Self>, mut input: Input) -> Option<Vec<u8>> {
         let Err(end) = self.receive(&mut input).await;
         let handed_over = matches!(end, End::HandedOver);
+        if matches!(end, End::Gone | End::Nonsense(_) | End::TooLong(_)) {
+            // What was written later over another connection is not to be written over.
+            self.vbd.lose();
+        }
         match end {
             End::Nonsense(magic) => {
                 tracing::warn!("an NBD client sent {magic:#010x} where a request begins: closed");

@@ -12,9 +12,47 @@ use ringtap_export::nbd::Limits;
 use ringtap_export::nbd::wire::{cmd, cmd_flag, errno};
 use ringtap_image::{Boxed, Discard, Error, Extent, Image, Info, Status};
 use ringtap_io::Io;
+use ringtap_vbd::{Rate, Rates};
 
 use crate::harness::{How, direct, image, open, run, sparse};
 use crate::raw::{Raw, Reply, request};
+
+/// Whoever is gone has written what was carried out, and nothing later.
+#[test]
+fn what_limits_hold_of_a_lost_connection_is_not_written_over_what_comes_after() {
+    let total = Rate { average: 10, ..Rate::default() };
+    let iops = Rates { total, ..Rates::default() };
+    for nonsense in [false, true] {
+        let served = sparse(1 << 20, How::default());
+        served.vbd.set_limits(ringtap_vbd::Limits { iops, ..Default::default() });
+        let mut lost = Raw::transmit(&served.socket);
+        let last = 39 * 4096;
+        for block in 0..40u64 {
+            let mut bytes = request(cmd::WRITE, 0, block, block * 4096, 4096);
+            bytes.extend([b'o'; 4096]);
+            lost.send(&bytes);
+        }
+        if nonsense {
+            lost.send(&[0xff; 64]);
+        }
+        assert_eq!(lost.reply(), Reply::Simple { error: 0, cookie: 0 });
+        drop(lost);
+        let mut next = Raw::transmit(&served.socket);
+        let mut bytes = request(cmd::WRITE, 0, 1, last, 4096);
+        bytes.extend([b'n'; 4096]);
+        next.send(&bytes);
+        assert_eq!(next.reply(), Reply::Simple { error: 0, cookie: 1 });
+        next.send(&request(cmd::FLUSH, 0, 2, 0, 0));
+        assert_eq!(next.reply(), Reply::Simple { error: 0, cookie: 2 });
+        served.vbd.set_limits(ringtap_vbd::Limits::default());
+        // All that was asked has ended, one way or the other.
+        while served.vbd.stats().write.ended + served.vbd.stats().write.failed < 41 {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        next.send(&request(cmd::READ, 0, 3, last, 1));
+        assert_eq!(next.take(17)[16], b'n', "after nonsense: {nonsense}");
+    }
+}
 
 /// A client of the export of that name.
 fn chosen(socket: &Path, name: u8) -> Raw {

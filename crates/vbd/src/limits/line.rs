@@ -25,6 +25,8 @@ pub(crate) struct Lines {
     hurries: Cell<u32>,
     /// Those who want nobody to wait for long.
     leaves: Cell<u32>,
+    /// Whether nobody is left who waits for an answer: what has not begun is not to begin.
+    lost: Cell<bool>,
     /// Whether what is served is charged to a tenant, and what of it has not been brought to it yet.
     charged: Cell<bool>,
     tally: RefCell<Tally>,
@@ -65,6 +67,17 @@ impl Lines {
         Hurry::begin(&self.leaves, throttle)
     }
 
+    /// Have nothing begin any more that stands in a line or comes to it.
+    pub(crate) fn lose(&self, throttle: &Throttle) {
+        self.lost.set(true);
+        throttle.changed().notify();
+    }
+
+    /// Whether what has not begun is not to begin.
+    pub(crate) fn are_lost(&self) -> bool {
+        self.lost.get()
+    }
+
     /// How long before its time a request may go.
     fn ahead(&self) -> Time {
         if self.leaves.get() > 0 { AHEAD } else { 0 }
@@ -80,8 +93,8 @@ impl Lines {
         let standing = Standing { throttle, io, since: io.now(), request };
         throttle.waits();
         let _place = line.stand().await;
-        let in_haste = || self.hurries.get() > 0 || throttle.is_lifted();
-        loop {
+        let in_haste = || self.hurries.get() > 0 || self.lost.get() || throttle.is_lifted();
+        while !self.lost.get() {
             let Due { due, share, changes } = {
                 let mut tally = self.tally.borrow_mut();
                 line.take(io.now(), throttle, way, request, &mut tally)
