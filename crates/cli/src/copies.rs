@@ -218,6 +218,10 @@ pub(crate) fn mirror(
         "sync": if args.since.is_some() { "incremental" } else { "full" },
         "target-is-zero": args.zeroed,
     });
+    if args.copy {
+        // However the job is ended, by whoever.
+        arguments["__ringtap_copy"] = true.into();
+    }
     if let Some(since) = &args.since {
         arguments["bitmap"] = since.clone().into();
     }

@@ -43,7 +43,7 @@ pub(crate) struct JobArgs {
 enum Verb {
     /// List the jobs there are, and how far they are
     List,
-    /// End a job without its work: the disk stays as it is
+    /// End a job without its work: the disk stays as it is; a copy (`disk mirror --copy`) that is ready ends whole
     Cancel {
         /// The job
         job: String,
@@ -66,7 +66,7 @@ enum Verb {
         #[arg(value_parser = names::size)]
         rate: u64,
     },
-    /// Wait for a job's end, and have it end when all is copied
+    /// Wait for a job's end, and have it end when all is copied; after `disk mirror --copy` the disk stays where it is
     Wait {
         /// The job
         job: String,
@@ -323,9 +323,9 @@ fn finish(
     loop {
         if progress.stop_flag().load(SeqCst) {
             let next = match end {
-                // To wait for it by another verb would move the disk into the copy.
                 "block-job-cancel" => format!(
-                    "once it is ready, ringtap job cancel {id} ends it, and the copy is whole"
+                    "ringtap job wait {id} ends it once it is ready, and the copy is whole; ringtap job cancel {id} before that \
+                     leaves no copy"
                 ),
                 _ => format!("ringtap job wait {id}, or ringtap job cancel {id}"),
             };

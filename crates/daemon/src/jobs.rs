@@ -30,6 +30,8 @@ pub(crate) struct Entry {
     pub(crate) pends: bool,
     /// Whether it waits to be completed once all is copied.
     pub(crate) waits: bool,
+    /// Whether its work is a copy, and the disk stays where it is.
+    pub(crate) copies: bool,
     /// Whether it was told to end without its work.
     pub(crate) cancelled: bool,
     /// What is written down of it.
@@ -121,6 +123,8 @@ pub(crate) struct New {
     pub(crate) pends: bool,
     /// Whether it waits to be completed once all is copied.
     pub(crate) waits: bool,
+    /// Whether its work is a copy, and the disk stays where it is.
+    pub(crate) copies: bool,
     /// What is written down of it.
     pub(crate) line: Option<Line>,
 }
@@ -142,7 +146,7 @@ impl Running {
         if self.pending.ending_jobs.is_some() {
             return Err(Error::Job("another process is about to take over: try again".into()));
         }
-        let New { id, kind, disk, other, upon, speed, stays, pends, waits, line } = new;
+        let New { id, kind, disk, other, upon, speed, stays, pends, waits, copies, line } = new;
         let disks: Vec<DiskId> = disk.into_iter().chain(other).chain(upon).collect();
         let (job, state) = (Job::new(), State::default());
         if waits {
@@ -170,6 +174,7 @@ impl Running {
             stays,
             pends,
             waits,
+            copies,
             cancelled: false,
             entered: entered.clone(),
             disks: disks.clone(),

@@ -26,6 +26,8 @@ const GOES_ON: [&str; 2] = ["block-commit", "block-stream"];
 const ON_ERROR: [&str; 3] = ["on-error", "on-source-error", "on-target-error"];
 /// What names a bitmap that goes where a backup fails.
 pub(crate) const CHECKPOINT: &str = "__ringtap_checkpoint";
+/// What says that a mirror leaves the disk where it is.
+pub(crate) const COPY: &str = "__ringtap_copy";
 /// No line is longer.
 const LONGEST: u64 = 1 << 20;
 /// A line that has been written for so long never will be.
@@ -252,7 +254,8 @@ impl Line {
         let word = |key: &&str| self.arguments.get(*key).and_then(Value::as_str);
         let has_scratch = self.command == "blockdev-backup"
             && self.arguments.keys().any(|key| key.starts_with("__ringtap_scratch"));
-        has_scratch || ON_ERROR.iter().filter_map(word).any(|word| word != "report")
+        let copies = self.arguments.contains_key(COPY);
+        has_scratch || copies || ON_ERROR.iter().filter_map(word).any(|word| word != "report")
     }
 
     /// Whether all that the job changes is what it was when it began.

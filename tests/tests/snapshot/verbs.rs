@@ -78,6 +78,30 @@ fn people_snapshot_commit_and_move_disks() {
     ok("qemu-io", "qemu-utils", &["-r", "-f", "raw", "-c", "read -P 3 0 4k", &moved]);
 }
 
+/// Whatever verb ends it, the disk stays where it is, and what is ready is whole.
+#[test]
+fn a_copy_that_nobody_waits_for_ends_as_a_copy() {
+    for verb in ["wait", "cancel"] {
+        let bench = Bench::new();
+        bench.raw("a.img", 16 * MIB);
+        bench.raw("copy.raw", 16 * MIB);
+        let server = bench.serve(&["a.img"], &["-f", "raw"]);
+        bench.io("a", &["write -P 1 0 1M"]);
+        let copy = bench.text("copy.raw");
+        bench.said(&["disk", "mirror", "a", &copy, "-f", "raw", "--copy", "--no-wait"]);
+        while !bench.said(&["job", "list"]).contains("ready") {}
+        bench.io("a", &["write -P 2 1M 1M"]);
+        bench.said(&["job", verb, "mirror-a"]);
+        while bench.said(&["job", "list"]).contains("ready") {}
+        let left = bench.said(&["job", "list", "--output", "json"]);
+        assert!(!left.contains("Operation canceled"), "{left}");
+        let told = bench.said(&["disk", "info", "a"]);
+        assert!(told.contains("a.img") && !told.contains("copy.raw"), "{told}");
+        bench.holds("copy.raw", "raw", &["read -P 1 0 1M", "read -P 2 1M 1M"]);
+        server.stop();
+    }
+}
+
 #[test]
 fn people_back_up_what_has_changed_since_a_checkpoint() {
     let bench = Bench::new();

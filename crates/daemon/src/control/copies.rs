@@ -17,7 +17,7 @@ use crate::commit::Moved;
 use crate::graph::recount_layers;
 use crate::identity::identity;
 use crate::jobs::New;
-use crate::ledger::{Line, whole};
+use crate::ledger::{COPY, Line, whole};
 use crate::mirror::Copy;
 use crate::running::{DiskId, Running, Then};
 
@@ -71,6 +71,8 @@ arguments! {
         "target-is-zero" target_is_zero: Option<bool>,
         /// By how many percent guests may be slowed for the target's sake.
         "__ringtap_max-slowdown" max_slowdown: Option<u32>,
+        /// Whether the disk stays where it is: `job-complete`, and `job-cancel` once it is ready, end it as a copy.
+        "__ringtap_copy" copy: Option<bool>,
         "auto-finalize" auto_finalize: Option<bool>,
         "auto-dismiss" auto_dismiss: Option<bool>,
     }
@@ -164,7 +166,8 @@ impl Running {
         let [stays, pends] = [of.auto_dismiss, of.auto_finalize].map(|own| own == Some(false));
         let (disk, speed) = (Some(disk), of.speed.unwrap_or(0));
         let (other, upon, waits, line) = (None, vec![], true, None);
-        Ok(New { id, kind, disk, other, upon, speed, stays, pends, waits, line })
+        let copies = false;
+        Ok(New { id, kind, disk, other, upon, speed, stays, pends, waits, copies, line })
     }
 
     /// What is written down of a job: the command that begins it, but for the disk and what all jobs are told.
@@ -359,6 +362,7 @@ impl BlockdevMirror {
             },
         };
         new.other = Some(target);
+        new.copies = self.copy.unwrap_or(false);
         let more = json!({
             "target": self.target,
             "sync": self.sync.word(),
@@ -370,6 +374,7 @@ impl BlockdevMirror {
             "on-source-error": self.on_source_error.map(OnErrorWord::word),
             "on-target-error": self.on_target_error.map(OnErrorWord::word),
             "__ringtap_max-slowdown": self.max_slowdown,
+            COPY: self.copy.filter(|copy| *copy),
         });
         new.line = running.line(&new, Self::NAME, more);
         let begun = running.begin_job(new, move |job| {

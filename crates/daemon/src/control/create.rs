@@ -213,6 +213,7 @@ impl BlockdevCreate {
             speed: 0,
             // As in QEMU it waits to be looked at.
             stays: true,
+            copies: false,
             pends: false,
             waits: false,
             line: None,

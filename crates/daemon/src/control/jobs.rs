@@ -315,14 +315,26 @@ fn ended(entry: &Entry) -> bool {
     matches!(entry.status(), JobStatus::Concluded)
 }
 
-fn cancel(running: &mut Running, id: &str, force: bool) -> Result<Done, Refusal> {
+/// How a job is cancelled.
+#[derive(Clone, Copy, PartialEq)]
+enum Cancel {
+    /// As `job-cancel` does: without its work, but where that is a copy and is done.
+    Work,
+    /// As `block-job-cancel` does: what is copied is left as a copy.
+    Leave,
+    /// As `block-job-cancel` with `force` does.
+    Force,
+}
+
+fn cancel(running: &mut Running, id: &str, how: Cancel) -> Result<Done, Refusal> {
     with(running, id, "cancel", |entry| {
         if ended(entry) {
             return false;
         }
+        let leaves = how == Cancel::Leave || how == Cancel::Work && entry.copies;
         match (entry.status(), entry.kind) {
             // The copy is good, or will be: it ends as one.
-            (JobStatus::Ready | JobStatus::Standby, JobType::Mirror) if !force => {
+            (JobStatus::Ready | JobStatus::Standby, JobType::Mirror) if leaves => {
                 entry.job.leave();
                 entry.job.resume();
             }
@@ -365,8 +377,11 @@ fn tell_status(running: &Running, id: &str, end: Result<Done, Refusal>) -> Resul
 fn complete(running: &mut Running, id: &str) -> Result<Done, Refusal> {
     with(running, id, "complete", |entry| {
         let ready = matches!(entry.status(), JobStatus::Ready);
-        if ready {
-            entry.job.complete();
+        match ready {
+            // The disk stays where it is.
+            true if entry.copies => entry.job.leave(),
+            true => entry.job.complete(),
+            false => {}
         }
         ready
     })
@@ -412,7 +427,7 @@ macro_rules! verbs {
 
 verbs! {
     /// `job-cancel`
-    JobCancel "job-cancel" "id" => |running, id| cancel(running, id, true);
+    JobCancel "job-cancel" "id" => |running, id| cancel(running, id, Cancel::Work);
     /// `job-pause`
     JobPause "job-pause" "id" => pause;
     /// `job-resume`
@@ -445,7 +460,8 @@ impl Command for BlockJobCancel {
     type Answer = Done;
 
     fn run(self, running: &mut Running, reply: Reply<Done>) {
-        reply.give(cancel(running, &self.device, self.force.unwrap_or(false)));
+        let how = if self.force == Some(true) { Cancel::Force } else { Cancel::Leave };
+        reply.give(cancel(running, &self.device, how));
     }
 }
 
