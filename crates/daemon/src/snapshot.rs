@@ -170,6 +170,7 @@ fn prepare(wanted: &Wanted, part: Option<(&Transaction, usize)>) -> Result<Prepa
     let made = match wanted.exists {
         true => {
             names(overlay, &base)?;
+            note(overlay, &base)?;
             false
         }
         false => make(overlay, &base, format, vbd.size())?,
@@ -293,10 +294,7 @@ fn make(overlay: &Path, base: &Path, format: Format, size: u64) -> Result<bool, 
         ..CreateOptions::default()
     };
     let end = write(overlay, options).and_then(|()| {
-        record::set_format(overlay, Format::Qcow2)
-            .map_err(|error| cannot("record the format of", error))?;
-        record::set_allowed(overlay, Role::Backing, Some(base))
-            .map_err(|error| cannot("record the backing file of", error))?;
+        note(overlay, base)?;
         let stable = fs::File::open(overlay).and_then(|file| file.sync_all());
         let stable = stable.and_then(|()| record::sync_folder_of(overlay));
         stable.map_err(|error| cannot("make stable", error))
@@ -310,6 +308,16 @@ fn make(overlay: &Path, base: &Path, format: Format, size: u64) -> Result<bool, 
             Err(error)
         }
     }
+}
+
+/// Write down what an overlay is and what lies below it, without which a command line that names the image is not enough to open it.
+fn note(overlay: &Path, base: &Path) -> Result<(), Error> {
+    let cannot = |what: &str, error: io::Error| {
+        failed(overlay, format!("cannot record the {what} of it: {error}"))
+    };
+    record::set_format(overlay, Format::Qcow2).map_err(|error| cannot("format", error))?;
+    record::set_allowed(overlay, Role::Backing, Some(base))
+        .map_err(|error| cannot("backing file", error))
 }
 
 fn write(overlay: &Path, options: CreateOptions) -> Result<(), Error> {

@@ -167,6 +167,15 @@ fn an_overlay_that_is_there_must_be_one_on_the_disks_image() {
     server.kill();
     let server = bench.serve(&["a.img"], &["-f", "raw"]);
     bench.io("a", &["read -P 1 0 64k", "read -P 2 64k 64k"]);
+    // One of which nothing is written down.
+    let (above, base) = (bench.text("qemu.qcow2"), bench.text("right.qcow2"));
+    let args = ["create", "-q", "-f", "qcow2", "-b", &base, "-F", "qcow2", &above];
+    ok("qemu-img", "qemu-utils", &args);
+    bench.control().ok("blockdev-snapshot-sync", existing("qemu.qcow2"));
+    bench.io("a", &["write -P 3 128k 64k"]);
+    server.stop();
+    let server = bench.serve(&["a.img"], &["-f", "raw"]);
+    bench.io("a", &["read -P 2 64k 64k", "read -P 3 128k 64k"]);
     server.stop();
 }
 
