@@ -306,6 +306,8 @@ pub(crate) fn image(
             force_share: true,
             no_restart_log: true,
             layers: if disk.keeping.lies_upon { Some(1) } else { disk.options.layers },
+            // Those that record are found in use.
+            bitmaps: vec![],
             ..disk.options.clone()
         };
         let looked_at = open_place(place, &options)?;

@@ -89,3 +89,32 @@ fn bitmaps_that_are_kept_nowhere_go_on() {
         .expect("qemu-img");
     assert!(judged.status.success(), "{}", crate::bench::said(&judged));
 }
+
+/// The image is in use by the server before, which records in it.
+#[test]
+fn a_bitmap_of_the_image_that_is_named_goes_on() {
+    let mut bench = Bench::new();
+    let tool = |bench: &Bench, program: &str, args: &[&str]| {
+        let command = &mut std::process::Command::new(program);
+        let output = command.args(args).current_dir(bench.dir.path()).output().expect("it runs");
+        assert!(output.status.success(), "{args:?}: {}", crate::bench::said(&output));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let uri = format!("nbd+unix:///vm?socket={}", bench.path("n.sock").display());
+    bench.ends_with("create -q -f qcow2 a.qcow2 64M", 0);
+    tool(&bench, "qemu-img", &["bitmap", "--add", "a.qcow2", "since"]);
+    let line =
+        "serve --control unix:c.sock a.qcow2 -f qcow2 --name vm --bitmap since --nbd unix:n.sock";
+    let (_child, server) = bench.serve(line);
+    let write = |bench: &Bench, what: &str| {
+        tool(bench, "qemu-io", &["-f", "raw", "-c", what, &uri]);
+    };
+    write(&bench, "write 0 64k");
+    let next = bench.upgrade("unix:c.sock");
+    ends(server);
+    write(&bench, "write 1M 64k");
+    let map = tool(&bench, "nbdinfo", &["--map=qemu:dirty-bitmap:since", &uri]);
+    let dirty = map.lines().filter(|line| line.ends_with("dirty") && !line.ends_with("clean"));
+    assert_eq!(dirty.count(), 2, "{map}");
+    stop(next);
+}
