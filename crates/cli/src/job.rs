@@ -91,7 +91,7 @@ pub(crate) struct SnapshotArgs {
     #[arg(long, value_name = "COMMAND")]
     before: Option<String>,
 
-    /// A command to be run after, whatever came of it
+    /// A command to be run after, whatever came of it: also where the one before failed, which may have begun
     #[arg(long, value_name = "COMMAND")]
     after: Option<String>,
 }
@@ -390,15 +390,12 @@ pub(crate) fn snapshot(qmp: &mut Qmp, args: &SnapshotArgs, output: Output) -> an
     }
     // What was stopped before is not left so by a signal.
     let progress = Progress::default();
-    let signals = Signals::stop(&progress)?;
+    let signals = Signals::stop_by_any(&progress)?;
     let stopped = || match progress.stop_flag().load(SeqCst) {
         true => Err(signals.stopped().into()),
         false => Ok(()),
     };
     let begun = shell(args.before.as_deref());
-    if begun.is_err() && stopped().is_ok() {
-        return begun;
-    }
     let taken =
         stopped().and(begun).and_then(|()| qmp.call("transaction", json!({ "actions": actions })));
     let after = shell(args.after.as_deref());

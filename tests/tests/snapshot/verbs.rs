@@ -40,8 +40,16 @@ fn people_snapshot_commit_and_move_disks() {
     assert!(bench.refused(&["disk", "snapshot", "a", &one, "--after", &after]).contains("exists"));
     assert_eq!(fs::read_to_string(&ran).expect("it ran").lines().count(), 3);
     let three = bench.text("three.qcow2");
-    bench.refused(&["disk", "snapshot", "a", &three, "--before", "false"]);
+    // It may have begun.
+    bench.refused(&["disk", "snapshot", "a", &three, "--before", "false", "--after", &after]);
     assert!(!bench.path("three.qcow2").exists());
+    assert_eq!(fs::read_to_string(&ran).expect("it ran").lines().count(), 4);
+    for signal in ["HUP", "QUIT"] {
+        let before = format!("kill -{signal} $PPID");
+        bench.refused(&["disk", "snapshot", "a", &three, "--before", &before, "--after", &after]);
+        assert!(!bench.path("three.qcow2").exists());
+    }
+    assert_eq!(fs::read_to_string(&ran).expect("it ran").lines().count(), 6);
     assert!(bench.refused(&["disk", "snapshot", "a"]).contains("required"));
 
     bench.io("a", &["write -P 2 1M 1M"]);

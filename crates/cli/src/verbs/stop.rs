@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use anyhow::Context;
 use ringtap_image::is_store;
 use ringtap_vbd::Progress;
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::exfiltrator::SignalOnly;
 use signal_hook::iterator::{Handle, SignalsInfo};
 use signal_hook::{flag, low_level};
@@ -40,8 +40,23 @@ pub(crate) struct Signals {
 impl Signals {
     /// From now on the first signal stops the work whose progress this is; the second ends the process.
     pub(crate) fn stop(progress: &Progress) -> anyhow::Result<Signals> {
+        Signals::watch(progress, &[SIGINT, SIGTERM])
+    }
+
+    /// As [`Signals::stop`], also by a terminal that hangs up, and by SIGQUIT: something is to be done whatever comes.
+    pub(crate) fn stop_by_any(progress: &Progress) -> anyhow::Result<Signals> {
+        // What `nohup` has the process ignore stays so.
+        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+        let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+        let is_heeded = |signal: &i32| ignored.unwrap_or(0) >> (signal - 1) & 1 == 0;
+        let all = [SIGINT, SIGTERM, SIGHUP, SIGQUIT];
+        Signals::watch(progress, &all.into_iter().filter(is_heeded).collect::<Vec<_>>())
+    }
+
+    fn watch(progress: &Progress, signals: &[i32]) -> anyhow::Result<Signals> {
         let which = Arc::new(AtomicUsize::new(0));
-        for signal in [SIGINT, SIGTERM] {
+        for &signal in signals {
             // In the order in which they are to happen.
             flag::register_conditional_default(signal, progress.stop_flag())
                 .and_then(|_| flag::register_usize(signal, which.clone(), signal as usize))
