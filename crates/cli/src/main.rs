@@ -65,10 +65,7 @@ fn main() -> ExitCode {
     ringtap_stores::forget_left();
     match say::failure() {
         _ if Panic::any() => ExitCode::from(PANICKED),
-        Some(error) if code == ExitCode::SUCCESS => {
-            tell!("ringtap: what was found cannot be written to stdout: {error}");
-            ExitCode::FAILURE
-        }
+        Some(error) if code == ExitCode::SUCCESS => usage::unwritten(error),
         _ => code,
     }
 }

@@ -21,7 +21,12 @@ macro_rules! tell {
 /// Print what was asked for.
 pub(crate) fn out(text: &str) {
     let mut to = stdout().lock();
-    match to.write_all(text.as_bytes()).and_then(|()| to.flush()) {
+    note(to.write_all(text.as_bytes()).and_then(|()| to.flush()));
+}
+
+/// Note how it went to print what was asked for.
+pub(crate) fn note(end: io::Result<()>) {
+    match end {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => _ = FAILED.set(error),
         _ => {}
     }

@@ -1,16 +1,16 @@
 //! A command line that is not understood, and with which status it ends.
 
+use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
 
-use crate::args;
+use crate::{args, say};
 
 /// The command line was not understood, or only asked for help.
 pub(crate) fn refused(error: &clap::Error) -> ExitCode {
     if !error.use_stderr() {
-        // A reader that has gone needs no help.
-        let _ = error.print();
+        say::note(error.print().and_then(|()| io::stdout().flush()));
         return ExitCode::SUCCESS;
     }
     if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
@@ -27,6 +27,14 @@ pub(crate) fn told(why: &str) -> ExitCode {
         verb.as_ref().map_or("ringtap help".to_owned(), |verb| format!("ringtap help {verb}"));
     tell!("ringtap: {why} (see {help})");
     status_of_usage()
+}
+
+/// What was found cannot be written.
+pub(crate) fn unwritten(error: &io::Error) -> ExitCode {
+    tell!("ringtap: what was found cannot be written to stdout: {error}");
+    let verb = words().find(|word| args::command().find_subcommand(word).is_some());
+    // To those who compare, 1 says that the images differ.
+    ExitCode::from(if verb.as_deref() == Some("compare") { 2 } else { 1 })
 }
 
 fn words() -> impl Iterator<Item = String> {

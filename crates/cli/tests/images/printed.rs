@@ -54,6 +54,12 @@ fn who_reads_no_more_changes_neither_the_work_nor_its_status() {
         let ended = ringtap(&bench, words).stdout(full).status().expect("it runs");
         assert_eq!(ended.code(), Some(1), "{words}: {ended}");
     }
+    // 1 says that they differ.
+    for (words, status) in [("compare a.qcow2 a.qcow2", 2), ("--help", 1), ("--version", 1)] {
+        let full = File::options().write(true).open("/dev/full").expect("the device");
+        let ended = ringtap(&bench, words).stdout(full).status().expect("it runs");
+        assert_eq!(ended.code(), Some(status), "{words}: {ended}");
+    }
 }
 
 #[test]
