@@ -5,7 +5,8 @@ use super::Backend;
 impl Backend {
     /// Whether the disk's writes have to be stable for it. Who cannot write has no say in how others do.
     pub(super) fn writes_through(&self) -> bool {
-        !self.vbd.info().read_only && !(self.flushes && self.cache_wanted)
+        let caches = self.flushes && self.cache_wanted;
+        !caches && !self.vbd.info().read_only
     }
 }
 
