@@ -8,8 +8,6 @@ use std::time::SystemTime;
 
 use rustix::fs::FlockOperation;
 
-use crate::cache::is_at;
-
 /// One object's folder.
 struct Kept {
     folder: PathBuf,
@@ -75,4 +73,27 @@ fn take_away(folder: &Path) -> io::Result<bool> {
     }
     let _ = fs::remove_dir(folder);
     Ok(true)
+}
+
+/// Whether a file that is open is what lies there now, and not one that was taken away since.
+pub(crate) fn is_at(path: &Path, file: &File) -> bool {
+    let here = fs::metadata(path).map(|facts| (facts.dev(), facts.ino()));
+    here.is_ok_and(|here| file.metadata().is_ok_and(|facts| (facts.dev(), facts.ino()) == here))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_was_taken_away_is_not_the_one_that_is_there_now() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("used");
+        let first = File::create(&path).expect("made");
+        assert!(is_at(&path, &first));
+        fs::remove_file(&path).expect("removed");
+        assert!(!is_at(&path, &first));
+        let second = File::create(&path).expect("made");
+        assert!(!is_at(&path, &first) && is_at(&path, &second));
+    }
 }

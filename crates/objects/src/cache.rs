@@ -19,7 +19,7 @@ use std::time::{Duration, SystemTime};
 use ringtap_io::{Nature, OpenFile, Time};
 use rustix::fs::FlockOperation;
 
-use crate::budget;
+use crate::budget::{self, is_at};
 use crate::index::{CHUNK, digest, hex};
 
 /// Chunks that are made stable together.
@@ -409,12 +409,6 @@ fn take(folder: &Path) -> io::Result<File> {
     }
 }
 
-/// Whether a file that is open is what lies there now, and not one that was taken away since.
-pub(crate) fn is_at(path: &Path, file: &File) -> bool {
-    let here = fs::metadata(path).map(|facts| (facts.dev(), facts.ino()));
-    here.is_ok_and(|here| file.metadata().is_ok_and(|facts| (facts.dev(), facts.ino()) == here))
-}
-
 /// The data and the map of an object. A map says nothing of data that is not as long as the object.
 fn files(folder: &Path, size: u64, count: u64) -> io::Result<(File, File)> {
     let alone = File::open(folder)?;
@@ -567,18 +561,6 @@ mod tests {
         assert!(!second.is_whole() && !second.has(1) && !second.look_again(3));
         drop(second);
         assert!(open().has(3), "what is stable since counts");
-    }
-
-    #[test]
-    fn a_file_that_was_taken_away_is_not_the_one_that_is_there_now() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join("used");
-        let first = options().open(&path).expect("made");
-        assert!(is_at(&path, &first));
-        fs::remove_file(&path).expect("removed");
-        assert!(!is_at(&path, &first));
-        let second = options().open(&path).expect("made");
-        assert!(!is_at(&path, &first) && is_at(&path, &second));
     }
 
     #[test]

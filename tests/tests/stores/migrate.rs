@@ -175,7 +175,8 @@ fn a_disk_does_not_move_back_into_a_server_that_has_it_from_here() {
         rustix::process::kill_process(pid.expect("one"), rustix::process::Signal::TERM)
             .expect("it is there");
     }
-    (there.ends(), here.ends());
+    there.ends();
+    here.ends();
     third.stop();
 }
 

@@ -1,4 +1,4 @@
-//! What others have published of pairs of backends, as data: [`super::findings`] asks it again.
+//! What others have published of pairs of backends, as data: `findings.rs` asks it again.
 
 use Published::{AtMost, Direction, Equal, Nothing, Ratio};
 
