@@ -305,18 +305,37 @@ fn tell_where(disk: &Served) {
     disk.vbd.span().in_scope(|| tracing::info!("serving {}", disk.facts.line()));
 }
 
+/// systemd takes no message of more than 4096 bytes.
+const LONGEST_STATUS: usize = 1024;
+
 /// Tell the service manager that all that can be is served.
 fn say_status(running: &Running) {
+    // By itself, so that nothing in the status keeps it from being heard.
+    notify(&[NotifyState::Ready]);
     let served = running.disks.len();
-    let status = match &running.left_out[..] {
+    let disks = running.left_out.iter().map(|left| &*left.disk.path);
+    let out: Vec<&Path> = disks.chain(running.looked.wrong.keys().map(|file| &**file)).collect();
+    let status = match &out[..] {
         [] if running.config.xen.is_some() => "serving Xen's guests".to_owned(),
         [] => format!("serving {served} disk(s)"),
         out => {
-            let paths: Vec<_> = out.iter().map(|left| left.disk.path.to_string_lossy()).collect();
+            let paths: Vec<_> = out.iter().map(|path| path.to_string_lossy()).collect();
             format!("serving {served} of {} disks, not {}", served + out.len(), paths.join(", "))
         }
     };
-    notify(&[NotifyState::Ready, NotifyState::Status(&status)]);
+    notify(&[NotifyState::Status(&short(&status))]);
+}
+
+/// One line of text, of at most [`LONGEST_STATUS`] bytes.
+fn short(text: &str) -> String {
+    let mut line: String =
+        text.chars().map(|char| if char.is_control() { '?' } else { char }).collect();
+    if line.len() > LONGEST_STATUS {
+        let fits = |at: &usize| line.is_char_boundary(*at);
+        line.truncate((0..=LONGEST_STATUS - 3).rev().find(fits).unwrap_or(0));
+        line.push_str("...");
+    }
+    line
 }
 
 /// Do what signals ask, until one asks to stop or a server ends by itself.

@@ -15,6 +15,7 @@ mod messages;
 mod named_files;
 mod nbd;
 mod program;
+mod ready;
 mod served;
 mod told;
 
