@@ -159,9 +159,9 @@ mod tests {
             "node-name": "vm", "file": "/a/top.qcow2", "drv": "qcow2", "ro": false, "encrypted": true,
             "cache": { "writeback": true, "direct": true, "no-flush": false },
             "image": {
-                "virtual-size": 2 << 30, "actual-size": 200704,
+                "virtual-size": 2u64 << 30, "actual-size": 200704,
                 "backing-image": {
-                    "filename": "s3://b/k", "format": "raw", "virtual-size": 1 << 30,
+                    "filename": "s3://b/k", "format": "raw", "virtual-size": 1u64 << 30,
                 },
             },
             "exports": [{ "id": "e", "type": "nbd", "__ringtap_places": ["nbd://h/e"], "shutting-down": true }],

@@ -123,7 +123,11 @@ fn what_one_keeps_is_no_claim_without_rounds_or_a_control() {
     assert_eq!(outcome(&whole), Some(Outcome::Held));
     let mut few = whole.samples.clone();
     few.retain(|sample| sample.round < 11);
-    assert_eq!(outcome(&Analysis::new(whole.run.clone(), &few)), Some(Outcome::Open));
+    let mut short = whole.run.clone();
+    short.plan.rounds = 11;
+    assert_eq!(outcome(&Analysis::new(short, &few)), Some(Outcome::Open));
+    // Of a run that was to have more, which says that it is whole.
+    assert_eq!(outcome(&Analysis::new(whole.run.clone(), &few)), Some(Outcome::NotComparable));
     let mut broken = whole.samples.clone();
     for sample in broken.iter_mut().filter(|sample| sample.arm.ends_with("#2")) {
         sample.metrics.values_mut().for_each(|value| value.value *= 1.5);

@@ -99,7 +99,9 @@ impl Kept {
 
     /// Whether the target is to be stable before there is room in scratch.
     pub(super) fn is_scratch_spent(&self) -> bool {
-        self.aside.get().is_some_and(|aside| aside.is_spent())
+        // Who is about it already tells of the end: others have nothing to do until then.
+        let flushes = self.stable.flushes.load(SeqCst);
+        !flushes && self.aside.get().is_some_and(|aside| aside.is_spent())
     }
 
     /// Have what the target may have lost be left to save; how many bytes of it are nowhere any more.
