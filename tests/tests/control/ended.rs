@@ -159,7 +159,7 @@ fn what_is_run_after_a_snapshot_is_run_whatever_comes() {
     empty.add("a", "raw", "1M");
     // A signal while the guest stands still.
     let mut stopped = verb(&empty, "disk snapshot a s.qcow2 --output json");
-    stopped.args(["--before", "touch frozen; sleep 1", "--after", "touch thawed"]);
+    stopped.args(["--before", "touch frozen; until [ -e told ]; do sleep 0.1; done", "--after", "touch thawed"]);
     let stopped = stopped.spawn().expect("ringtap");
     let end = Instant::now() + patience();
     while !empty.path("frozen").exists() {
@@ -167,6 +167,7 @@ fn what_is_run_after_a_snapshot_is_run_whatever_comes() {
         std::thread::sleep(Duration::from_millis(10));
     }
     ok(Command::new("kill").args(["-INT", &stopped.id().to_string()]));
+    std::fs::write(empty.path("told"), "").expect("a file");
     let (_, said) = ended(stopped);
     assert!(empty.path("thawed").exists() && !empty.path("s.qcow2").exists(), "{said}");
     // What they print is no result; what fails after the snapshot does not undo it.

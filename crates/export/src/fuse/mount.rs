@@ -225,6 +225,8 @@ fn remove_made(path: &Path, own: Option<(u64, u64)>) {
 pub(crate) fn leave_nothing(path: &Path, number: Option<Number>, made: bool) {
     let place = match place_of(path, number) {
         Ok(Some(place)) => place,
+        // Its own thread has taken it off, and may not come to the rest.
+        Ok(None) if made => return remove_made(path, None),
         Ok(None) => return,
         Err(error) => return tracing::warn!("cannot unmount {}: {error}", path.display()),
     };
