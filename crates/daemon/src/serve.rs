@@ -310,8 +310,6 @@ const LONGEST_STATUS: usize = 1024;
 
 /// Tell the service manager that all that can be is served.
 fn say_status(running: &Running) {
-    // By itself, so that nothing in the status keeps it from being heard.
-    notify(&[NotifyState::Ready]);
     let served = running.disks.len();
     let disks = running.left_out.iter().map(|left| &*left.disk.path);
     let out: Vec<&Path> = disks.chain(running.looked.wrong.keys().map(|file| &**file)).collect();
@@ -323,7 +321,8 @@ fn say_status(running: &Running) {
             format!("serving {served} of {} disks, not {}", served + out.len(), paths.join(", "))
         }
     };
-    notify(&[NotifyState::Status(&short(&status))]);
+    // In one message: a manager that is slow to read would have this process wait.
+    notify(&[NotifyState::Ready, NotifyState::Status(&short(&status))]);
 }
 
 /// One line of text, of at most [`LONGEST_STATUS`] bytes.

@@ -159,7 +159,12 @@ fn what_is_run_after_a_snapshot_is_run_whatever_comes() {
     empty.add("a", "raw", "1M");
     // A signal while the guest stands still.
     let mut stopped = verb(&empty, "disk snapshot a s.qcow2 --output json");
-    stopped.args(["--before", "touch frozen; until [ -e told ]; do sleep 0.1; done", "--after", "touch thawed"]);
+    stopped.args([
+        "--before",
+        "touch frozen; until [ -e told ]; do sleep 0.1; done",
+        "--after",
+        "touch thawed",
+    ]);
     let stopped = stopped.spawn().expect("ringtap");
     let end = Instant::now() + patience();
     while !empty.path("frozen").exists() {
