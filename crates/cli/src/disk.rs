@@ -21,7 +21,7 @@ use crate::names::{self, CacheName};
 use crate::online_check::{self, OnlineCheckArgs};
 use crate::output::Output;
 use crate::qmp::Qmp;
-use crate::running::{absolute, elements, found, opened_by, with_secret};
+use crate::running::{absolute, elements, found, opened_by, text, with_secret};
 use crate::secret;
 use crate::sockets::{CONTROL, control};
 
@@ -214,10 +214,6 @@ pub(crate) fn run(args: DiskArgs) -> anyhow::Result<ExitCode> {
         Verb::Resize { node, size } => resize(&mut qmp()?, &node, &size, output)?,
     }
     Ok(ExitCode::SUCCESS)
-}
-
-fn text(value: &Value) -> &str {
-    value.as_str().unwrap_or_default()
 }
 
 fn info(qmp: &mut Qmp, output: Output, node: &str) -> anyhow::Result<()> {

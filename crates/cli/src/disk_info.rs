@@ -4,6 +4,7 @@ use serde_json::Value;
 
 use crate::limits;
 use crate::output::human;
+use crate::running::{elements, text};
 
 /// Lines for people: of the disk as the server lists it, and as it shows it to who inspects it with its `jobs`.
 pub(crate) fn lines(disk: &Value, inspected: &Value, jobs: &Value) -> Vec<String> {
@@ -39,16 +40,8 @@ pub(crate) fn lines(disk: &Value, inspected: &Value, jobs: &Value) -> Vec<String
     lines
 }
 
-fn text(value: &Value) -> &str {
-    value.as_str().unwrap_or_default()
-}
-
 fn number(value: &Value) -> u64 {
     value.as_u64().unwrap_or_default()
-}
-
-fn elements(value: &Value) -> impl Iterator<Item = &Value> {
-    value.as_array().into_iter().flatten()
 }
 
 /// A mode of `--cache`.

@@ -88,3 +88,8 @@ pub(crate) fn with_secret(
 pub(crate) fn elements(value: &Value) -> impl Iterator<Item = &Value> {
     value.as_array().into_iter().flatten()
 }
+
+/// A text, or none.
+pub(crate) fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or_default()
+}

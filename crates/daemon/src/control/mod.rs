@@ -1,8 +1,9 @@
 //! Control of a running server: QMP, as QEMU's storage daemon speaks it, on a UNIX socket.
 //!
-//! `wire` finds the JSON in what a client sends; `server` has a thread for each client; `table` says which commands
-//! there are, and each family of them has a file. What commands take and answer is described once, by `shape`,
-//! which reads it, writes it and explains it. Replies and events go out by `outgoing`, from whichever thread.
+//! `server` takes clients, each with a thread (`client`); `wire` finds the JSON in what they send. What a `command` is lies below
+//! all commands, of which each family has a file; `table`, above them, says which there are. What they take and answer is
+//! described once, by `shape`, which reads it, writes it and explains it. Replies and events go out by `outgoing`, from
+//! whichever thread.
 //!
 //! Source: QEMU, docs/interop/qmp-spec.rst, qapi/ and storage-daemon/qapi/.
 
