@@ -145,7 +145,7 @@ fn a_thin_volume_whose_pool_is_full_is_waited_for() {
                  gone"
             ),
         );
-        assert!(said.contains(", 1 request waits for space, /dev/mapper/thin"), "{said}");
+        assert!(said.contains("\nspace: 1 request waits for space\n"), "{said}");
         let told: Vec<&str> = said.lines().filter(|line| line.contains("IO_ERROR")).collect();
         assert_eq!(told.len(), 2, "{said}");
         for line in told {

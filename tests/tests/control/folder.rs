@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-use ringtap_tests::{Control, Server, patience, program, ringtap};
+use ringtap_tests::{Control, Server, lab_of, patience, program, ringtap};
 use rustix::fs::inotify;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -166,10 +166,26 @@ fn no_disk_is_served_without_its_limits() {
         let limits = json!({"__ringtap_floor-iops": floor});
         control.call("__ringtap_throttle", json!({"node-name": "a", "limits": limits})).is_err()
     };
-    // Until it has been seen to serve something.
+    // Until it has been seen to be busy.
+    let began = Instant::now();
     while !seen(&mut control, 900_000_000) {
+        assert!(began.elapsed() < patience(), "it has more to do than it can");
         assert!(!seen(&mut control, 0));
-        ringtap_tests::is_served(ringtap_tests::load(place.text("vu"), "3"));
+        let args = [
+            "load",
+            "--socket",
+            &place.text("vu"),
+            "--rw",
+            "randread",
+            "--bs",
+            "256k",
+            "--depth",
+            "64",
+            "--seconds",
+            "2",
+        ];
+        let output = lab_of(&args);
+        assert!(output.status.success(), "{output:?}");
     }
     place.write("b.toml", &described(&b, &format!("node-name = \"b\"\n{floor}")));
     place.write("c.toml", &described(&c, "node-name = \"c\"\n"));

@@ -142,4 +142,6 @@ fn a_file_whose_size_is_asked_for_behind_what_is_held_holds_up_nobody() {
     ok(disk(&empty, "resume").arg("a"));
     assert!(load.wait().expect("it ends").success());
     assert_eq!(fs::metadata(&mount).expect("the file").len(), 2 << 20);
+    // What it has mounted goes with it.
+    empty.server.stop();
 }
