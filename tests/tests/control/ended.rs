@@ -171,7 +171,7 @@ fn what_is_run_after_a_snapshot_is_run_whatever_comes() {
         assert!(Instant::now() < end, "it does not begin");
         std::thread::sleep(Duration::from_millis(10));
     }
-    ok(Command::new("kill").args(["-INT", &stopped.id().to_string()]));
+    ok(Command::new("kill").args(["-TERM", &stopped.id().to_string()]));
     std::fs::write(empty.path("told"), "").expect("a file");
     let (_, said) = ended(stopped);
     assert!(empty.path("thawed").exists() && !empty.path("s.qcow2").exists(), "{said}");
