@@ -26,6 +26,9 @@ const WIDE: usize = 8;
 const IN_FLIGHT: u64 = 256 << 20;
 /// How often it is looked whether it is to be stopped.
 const LOOK: Duration = Duration::from_millis(20);
+/// For how long parts on their way may arrive once it was stopped.
+const GRACE: Duration = Duration::from_secs(10);
+
 /// What a publication that was stopped leaves.
 pub const STOPPED: &str = "what was there before is there as it was";
 
@@ -207,7 +210,9 @@ async fn send(
             last => end.and(last),
         };
     }
-    // None of it is to arrive behind the end of the upload.
+    // None of it is to arrive behind the end of the upload: a store may keep what does.
+    let arrive = async { while sending.join_next().await.is_some() {} };
+    let _ = tokio::time::timeout(GRACE, arrive).await;
     sending.shutdown().await;
     end?;
     Ok(arrived.into_values().map(|content_id| PartId { content_id }).collect())

@@ -184,3 +184,63 @@ fn a_publication_that_was_killed_sends_only_what_has_not_arrived() {
     moto.said(&bench, &["publish", &path, target]);
     assert_eq!(sent(&log()), sent(&after));
 }
+
+/// Unlike who is killed: what was there before is there, and nothing else takes room in the store.
+#[test]
+fn a_publication_that_is_stopped_leaves_what_was_there() {
+    use std::os::unix::process::ExitStatusExt;
+    let bench = Bench::new();
+    let Some(moto) = Moto::start(&bench) else {
+        println!("skipped: pip cannot install moto here");
+        return;
+    };
+    let (small, path) = (bench.text("small/a.img"), bench.text("a.img"));
+    fs::create_dir(bench.path("small")).expect("made");
+    fs::write(&small, pattern(MIB)).expect("written");
+    fs::write(&path, pattern(9 * 16 * MIB + 512)).expect("written");
+    let target = "s3://images/a.img";
+    let get = |what: &str| {
+        let url = format!("{}/images{what}", moto.endpoint);
+        ok("curl", "curl", &["-sS", &url])
+    };
+    let uploads = bench.path("state/uploads");
+    for (more, before, signal) in
+        [(&[][..], None, libc::SIGINT), (&["--replace"][..], Some(&small), libc::SIGTERM)]
+    {
+        if let Some(before) = before {
+            moto.said(&bench, &["publish", before, target]);
+        }
+        let (index, listed) = (get("/a.img.rtidx"), get(""));
+        let mut command = moto.command(&bench, &[&["publish", &path, target], more].concat());
+        let child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("ringtap");
+        let until = Instant::now() + patience();
+        // Three lines stand before those of the parts.
+        while lines(&uploads).len() < 4 {
+            assert!(Instant::now() < until, "no part arrives");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let pid = rustix::process::Pid::from_child(&child);
+        let name = if signal == libc::SIGINT {
+            rustix::process::Signal::INT
+        } else {
+            rustix::process::Signal::TERM
+        };
+        rustix::process::kill_process(pid, name).expect("it is there");
+        let end = child.wait_with_output().expect("its end");
+        let why = String::from_utf8_lossy(&end.stderr).into_owned();
+        assert_eq!(end.status.signal(), Some(signal), "{why}");
+        assert!(why.contains("what was there before is there as it was"), "{why}");
+        assert!(!get("?uploads").contains("<UploadId>"), "the upload is given up");
+        let strip = |listed: String| {
+            listed
+                .split("<Contents>")
+                .skip(1)
+                .map(|it| it.split("<LastModified>").next().unwrap_or_default().to_owned())
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(strip(get("")), strip(listed));
+        assert_eq!(get("/a.img.rtidx"), index, "of the image that is there");
+        assert_eq!(lines(&uploads), [""; 0]);
+    }
+    moto.said(&bench, &["compare", "-f", "raw", "-F", "raw", target, &small]);
+}

@@ -80,6 +80,7 @@ impl MultipartStore for Fails {
     }
 
     async fn abort_multipart(&self, path: &Path, id: &MultipartId) -> Result<()> {
+        assert_eq!(self.now.load(SeqCst), 0, "a store may keep what arrives after this");
         self.begun.lock().expect("no panic").retain(|other| other != id);
         self.store.abort_multipart(path, id).await
     }
@@ -182,4 +183,33 @@ fn no_more_is_in_memory_than_is_to_be() {
         assert_eq!(sent.map_err(|_| "an error").expect("sent").len(), 12);
         assert_eq!(*counts.most.borrow(), wide, "{in_flight}");
     }
+}
+
+#[test]
+fn who_stops_gives_it_up_once_nothing_is_on_its_way() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("image");
+    let bytes = vec![7; 40 << 20];
+    fs::write(&path, &bytes).expect("written");
+    let index = Index::of(40 << 20, bytes.chunks(CHUNK as usize).map(digest).collect());
+    // Three parts, which stay until something else lets them go.
+    let fails = Arc::new(Fails { from: 9.into(), wanted: 4, ..Fails::default() });
+    let store = fails.store.clone();
+    let source = Source { store, parts: Some(fails.clone()), path: Path::from("a") };
+    let stop = AtomicBool::new(false);
+    let image = Image { path: &path, index: &index, of: Attributes::new(), stop: Some(&stop) };
+    let mut journal = Journal::open(Some(folder.path()), "a", &[1; 32]);
+    let why = runtime::handle().expect("threads").block_on(async {
+        let stops = async {
+            let _ = fails.most.subscribe().wait_for(|most| *most == 3).await;
+            stop.store(true, SeqCst);
+            tokio::time::sleep(LOOK * 5).await;
+            fails.most.send_replace(4);
+        };
+        tokio::join!(upload(&source, &image, &mut journal, &|_| {}), stops).0
+    });
+    assert_eq!(why.expect_err("stopped"), STOPPED);
+    assert_eq!(fails.take(9), [0, 1, 2]);
+    assert!(fails.begun.lock().expect("no panic").is_empty());
+    assert_eq!(fs::read_dir(folder.path()).expect("listed").count(), 1);
 }
