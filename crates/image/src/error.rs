@@ -200,6 +200,18 @@ pub enum OpenError {
         /// Why not.
         why: String,
     },
+    /// The changes that a killed server left are to be taken up by an image that they do not belong to.
+    #[error(
+        "cannot open {}: what a killed process left is not of the image as it is: {why}. --restart-log use decides \
+         only where that cannot be told: without it the image is served as it is, and what was left is dropped",
+        path.display()
+    )]
+    RestartLogOfAnother {
+        /// The image.
+        path: PathBuf,
+        /// Why not.
+        why: String,
+    },
     /// The changes that a killed server left are not to be found.
     #[error(
         "cannot open {}: a process that had it was killed since the machine was started, and its restart log is \

@@ -1,7 +1,7 @@
 //! Which files may be opened, by landlock.
 
 use std::fs;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -121,32 +121,35 @@ pub(crate) fn restrict(files: &Files, network: bool) -> Result<Held, landlock::R
 /// As [`restrict`], and the files that this process has open now, as it has them open.
 pub(crate) fn restrict_to_open(files: &Files) -> Result<Held, landlock::RulesetError> {
     // What the first allowed of the network is allowed, and no more.
-    let mut rules = usual(ruleset(true)?)?;
-    for (number, access) in open_files() {
-        // SAFETY: nobody closes one meanwhile: there is no other thread that lives on.
-        let file = unsafe { BorrowedFd::borrow_raw(number) };
-        rules = rules.add_rule(PathBeneath::new(file, access))?;
-    }
+    let rules = rules_of_open(usual(ruleset(true)?)?)?;
     let rules = files.rules().try_fold(rules, |rules, (path, access)| add(rules, path, access))?;
     Ok(rules.restrict_self()?.ruleset.into())
 }
 
-/// Regular files and block devices that are open, but for those that are in no folder.
-fn open_files() -> Vec<(i32, BitFlags<AccessFs>)> {
+fn rules_of_open(rules: RulesetCreated) -> Result<RulesetCreated, landlock::RulesetError> {
+    open_files()
+        .into_iter()
+        .try_fold(rules, |rules, (file, access)| rules.add_rule(PathBeneath::new(file, access)))
+}
+
+/// Regular files and block devices that are open, but for those that are in no folder. Other threads may close theirs meanwhile.
+fn open_files() -> Vec<(OwnedFd, BitFlags<AccessFs>)> {
+    let entries = fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
+    let numbers = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    // All of them before there are more.
+    let numbers: Vec<i32> = numbers.collect();
     let mut open = vec![];
-    for entry in fs::read_dir("/proc/self/fd").into_iter().flatten().flatten() {
-        let Some(number) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok())
-        else {
-            continue;
-        };
-        // SAFETY: where it is not open the kernel says so.
+    for number in numbers {
+        // SAFETY: where it is not open any more the kernel says so.
         let file = unsafe { BorrowedFd::borrow_raw(number) };
-        let (Ok(facts), Ok(flags)) = (rustix::fs::fstat(file), rustix::fs::fcntl_getfl(file))
+        let Ok(file) = rustix::io::fcntl_dupfd_cloexec(file, 0) else { continue };
+        let (Ok(facts), Ok(flags)) = (rustix::fs::fstat(&file), rustix::fs::fcntl_getfl(&file))
         else {
             continue;
         };
         let kind = FileType::from_raw_mode(facts.st_mode);
-        let named = fs::read_link(entry.path()).is_ok_and(|path| {
+        let own = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let named = fs::read_link(own).is_ok_and(|path| {
             fs::symlink_metadata(&path)
                 .is_ok_and(|found| (found.dev(), found.ino()) == (facts.st_dev, facts.st_ino))
         });
@@ -157,7 +160,7 @@ fn open_files() -> Vec<(i32, BitFlags<AccessFs>)> {
             true => using() & AccessFs::from_file(NEWEST),
             false => AccessFs::ReadFile.into(),
         };
-        open.push((number, access));
+        open.push((file, access));
     }
     open
 }
@@ -217,7 +220,8 @@ pub fn everywhere_but_the_systems() -> Vec<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::fd::AsRawFd;
+    use std::os::fd::AsFd;
+    use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
     #[test]
     fn the_systems_own_folders_are_not_where_images_lie() {
@@ -234,15 +238,38 @@ mod tests {
     #[test]
     fn files_that_are_open_are_known_and_memory_is_none() {
         let dir = tempfile::tempdir().expect("a folder");
-        let path = dir.path().join("a");
-        let written = fs::File::create(&path).expect("a file");
-        let read = fs::File::open(&path).expect("the file");
+        let written = fs::File::create(dir.path().join("a")).expect("a file");
+        fs::write(dir.path().join("b"), "").expect("a file");
+        let read = fs::File::open(dir.path().join("b")).expect("the file");
         let memory =
             rustix::fs::memfd_create("a", rustix::fs::MemfdFlags::CLOEXEC).expect("memory");
         let open = open_files();
-        let of = |file: i32| open.iter().find(|(number, _)| *number == file).map(|(_, it)| *it);
-        assert!(of(written.as_raw_fd()).expect("it").contains(AccessFs::WriteFile));
-        assert_eq!(of(read.as_raw_fd()), Some(AccessFs::ReadFile.into()));
-        assert_eq!(of(memory.as_raw_fd()), None);
+        let of = |file: std::os::fd::BorrowedFd<'_>| {
+            let wanted = rustix::fs::fstat(file).expect("its facts");
+            let is_it = |other: &OwnedFd| {
+                let found = rustix::fs::fstat(other).expect("its facts");
+                (found.st_dev, found.st_ino) == (wanted.st_dev, wanted.st_ino)
+            };
+            open.iter().find(|(other, _)| is_it(other)).map(|(_, access)| *access)
+        };
+        assert!(of(written.as_fd()).expect("it").contains(AccessFs::WriteFile));
+        assert_eq!(of(read.as_fd()), Some(AccessFs::ReadFile.into()));
+        assert_eq!(of(memory.as_fd()), None);
+    }
+
+    #[test]
+    fn a_file_that_a_thread_closes_meanwhile_is_left_out() {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !over.load(SeqCst) {
+                    drop(fs::File::open(file.path()));
+                }
+            });
+            let made = (0..2_000).try_for_each(|_| rules_of_open(ruleset(true)?).map(drop));
+            over.store(true, SeqCst);
+            made.expect("rules");
+        });
     }
 }

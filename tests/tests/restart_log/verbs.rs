@@ -216,3 +216,24 @@ fn who_looks_at_an_image_that_is_served_is_told() {
         case.kill(server);
     }
 }
+
+/// `use` decides where it cannot be told, and not against what the image itself says.
+#[test]
+fn what_is_known_to_be_of_another_image_is_never_taken_up() {
+    let within = tempfile::tempdir().expect("a folder");
+    let mut case = Case::new(within.path(), Format::Overlay, "writeback");
+    case.killed(true, false, &["cp", "-p"]);
+    let image = case.image();
+    let size = case.path("copy");
+    ringtap_tests::ok("cp", "coreutils", &[plain(&size), plain(&image)]);
+    let write = ["-f", "qcow2", "-c", "write -P 7 0 64k", plain(&image)];
+    ringtap_tests::ok("qemu-io", "qemu-utils", &write);
+    let before = fs::read(&image).expect("the image");
+    let used = case.ringtap(&["check", "-f", "qcow2", "--restart-log", "use", plain(&image)]);
+    let said = String::from_utf8_lossy(&used.stderr);
+    assert_eq!(used.status.code(), Some(1), "{said}");
+    assert!(said.contains("decides only where that cannot be told"), "{said}");
+    assert!(fs::read(&image).expect("the image") == before);
+    let dropped = case.ringtap(&["check", "-f", "qcow2", "--restart-log", "drop", plain(&image)]);
+    assert_eq!(dropped.status.code(), Some(0), "{dropped:?}");
+}

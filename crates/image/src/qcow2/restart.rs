@@ -50,6 +50,11 @@ fn stamp((boot, file): (u128, u64), generation: u64) -> u64 {
     autoclear::RESTART_LOG | boot | file | generation << 8 & GENERATION
 }
 
+/// What an image says of its log.
+fn said_of(header: &Header) -> u64 {
+    header.autoclear & (autoclear::RESTART_LOG | autoclear::RESTART_STAMP)
+}
+
 /// A generation to begin with.
 fn draw() -> Result<u64, Error> {
     Ok(getrandom::u64().map_err(|_| Error::Os(libc::EIO))? & GENERATION >> 8)
@@ -67,27 +72,36 @@ fn compare(
     if header.version == 2 {
         return own.map_or(Said::default(), |_| Said::beside(container, log.as_deref()));
     }
-    let said = header.autoclear & (autoclear::RESTART_LOG | autoclear::RESTART_STAMP);
+    let said = said_of(header);
     let named = said & autoclear::RESTART_LOG != 0;
     let here = own.map_or(0, |own| stamp(own, 0));
     let of_boot = named && own.is_some() && (said ^ here) & BOOT == 0;
     let of_file = of_boot && (said ^ here) & FILE == 0;
     let end = Said::of(of_boot, of_file, log.as_deref());
-    if let Some(log) = log {
-        let is_own = log.generations().iter().any(|number| said == stamp(log.own(), *number));
-        match (named, of_file) {
-            (false, _) => log.belongs_to_another("something else has written to the image since"),
-            (true, false) => log.belongs_to_another("the image is a copy of another"),
-            (true, true) if !is_own => {
-                log.belongs_to_another("the image was put back to an earlier state");
-            }
-            (true, true) => {}
-        }
+    if let Some(log) = log
+        && let Some(why) = disowned(said, log)
+    {
+        log.belongs_to_another(why);
     }
     end
 }
 
+/// Why an image that says this of its log has none, or another.
+fn disowned(said: u64, log: &RestartLog) -> Option<&'static str> {
+    if said & autoclear::RESTART_LOG == 0 {
+        return Some("something else has written to the image since");
+    }
+    if (said ^ stamp(log.own(), 0)) & (BOOT | FILE) != 0 {
+        return Some("the image is a copy of another");
+    }
+    let is_own = log.generations().iter().any(|number| said == stamp(log.own(), *number));
+    (!is_own).then_some("the image was put back to an earlier state")
+}
+
 /// Decide what becomes of what a killed server left.
+///
+/// # Errors
+/// Also where it is to be taken up though the image itself says that it is not of it.
 pub(super) fn decide(
     container: &Container,
     header: &Header,
@@ -96,7 +110,16 @@ pub(super) fn decide(
     choice: Option<RestartChoice>,
 ) -> Result<(), OpenError> {
     compare(container, header, log.as_deref_mut(), own).heed(container, choice)?;
-    log.map_or(Ok(()), |log| log.decide(choice))
+    let Some(log) = log else { return Ok(()) };
+    if let (Some(RestartChoice::Use), Standing::Other(why)) = (choice, log.standing())
+        && header.version != 2
+        && log.holds_changes()
+        && disowned(said_of(header), log).is_some()
+    {
+        let (path, why) = (container.path().to_owned(), why.clone());
+        return Err(OpenError::RestartLogOfAnother { path, why });
+    }
+    log.decide(choice)
 }
 
 /// What a killed server left for an image, as whoever only looks at it finds it. `data` opens the file where its
