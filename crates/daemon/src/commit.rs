@@ -119,6 +119,8 @@ impl Commit {
             layers: own.layers.and(Some(below.depth)),
             ..own.clone()
         };
+        // Whoever names the disk as before says the other's format.
+        record::confirm_format(&below.place, below.format);
         // What is written to it from now on is no sign that somebody put it back.
         let before = record::successor(&below.path);
         let next = before.clone().unwrap_or_else(|| self.disk.path.clone());

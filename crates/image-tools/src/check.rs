@@ -112,6 +112,7 @@ fn may_be_taken_up_later(error: &Error, image: &Path) -> bool {
         Error::Open(
             OpenError::RestartLog { .. }
             | OpenError::RestartLogInDoubt { .. }
+            | OpenError::RestartLogOfAnother { .. }
             | OpenError::RestartLogMissing { .. }
             | OpenError::Backing { .. }
             | OpenError::Name { .. }

@@ -182,6 +182,8 @@ impl<'a> Writing<'a> {
         let noted = own.header.is_some_and(|header| {
             header.version == 2 || header.autoclear & autoclear::RESTART_LOG != 0
         });
+        // Nor is one that says nothing of it to take up what is another's.
+        let noted = noted || self.restart_log == Some(RestartChoice::Use);
         if noted && own.in_use.is_none() {
             let options = OpenOptions { layers: Some(1), tables_only: true, ..self.options() };
             let opened = place.clone();

@@ -231,7 +231,7 @@ fn what_is_known_to_be_of_another_image_is_never_taken_up() {
     let before = fs::read(&image).expect("the image");
     let used = case.ringtap(&["check", "-f", "qcow2", "--restart-log", "use", plain(&image)]);
     let said = String::from_utf8_lossy(&used.stderr);
-    assert_eq!(used.status.code(), Some(1), "{said}");
+    assert_eq!(used.status.code(), Some(1), "{said} {used:?}");
     assert!(said.contains("decides only where that cannot be told"), "{said}");
     assert!(fs::read(&image).expect("the image") == before);
     let dropped = case.ringtap(&["check", "-f", "qcow2", "--restart-log", "drop", plain(&image)]);

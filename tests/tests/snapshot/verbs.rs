@@ -5,7 +5,7 @@ use std::fs;
 use ringtap_tests::{ok, ringtap_of};
 use serde_json::Value;
 
-use crate::bench::{Bench, MIB, refusal};
+use crate::bench::{Bench, MIB, refusal, said};
 
 impl Bench {
     fn said(&self, args: &[&str]) -> String {
@@ -137,4 +137,24 @@ fn people_back_up_what_has_changed_since_a_checkpoint() {
     let no = bench.refused(&[&backup[..], &["--since", "fine"]].concat());
     assert!(no.contains("'fine' not found"), "{no}");
     server.stop();
+}
+
+/// Whoever made what lies below it.
+#[test]
+fn a_disk_that_is_committed_is_found_by_the_name_that_it_had() {
+    for format in ["raw", "qcow2"] {
+        let bench = Bench::new();
+        let [below, top] = ["below", "top.qcow2"].map(|name| bench.text(name));
+        ok("qemu-img", "qemu-utils", &["create", "-q", "-f", format, &below, "16M"]);
+        said(&["create", "-q", "-f", "qcow2", "-b", &below, "-F", format, &top]);
+        let server = bench.serve(&["top.qcow2"], &["-f", "qcow2"]);
+        bench.io("t", &["write -P 1 0 1M"]);
+        bench.said(&["disk", "commit", "t"]);
+        bench.io("t", &["write -P 2 1M 1M"]);
+        server.kill();
+        let server = bench.serve(&["top.qcow2"], &["-f", "qcow2"]);
+        bench.io("t", &["read -P 1 0 1M", "read -P 2 1M 1M"]);
+        server.stop();
+        bench.holds("below", format, &["read -P 1 0 1M", "read -P 2 1M 1M"]);
+    }
 }
