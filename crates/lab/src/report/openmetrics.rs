@@ -45,7 +45,11 @@ pub fn render(analysis: &Analysis) -> Result<String, fmt::Error> {
         }
     }
     let ends: [End; 3] = [
-        ("times_as_good", "Median ratio to another backend, above 1 is better", |row| row.ratio),
+        (
+            "times_as_good",
+            "Ratio to another backend, above 1 is better: the centre of its 95 % interval",
+            |row| row.ratio,
+        ),
         ("times_as_good_low", "Lower end of its 95 % interval", |row| Some(row.interval?.low)),
         ("times_as_good_high", "Upper end of its 95 % interval", |row| Some(row.interval?.high)),
     ];

@@ -31,11 +31,12 @@ pub struct Row {
     pub ours: Option<Value>,
     /// The other's over the same.
     pub theirs: Option<Value>,
-    /// Times as good, by those medians: above 1 is better whichever way the metric points.
+    /// Times as good: above 1 is better whichever way the metric points. The centre of `interval`; without one the quotient
+    /// of the medians.
     pub ratio: Option<f64>,
     /// `">="` or `"<="` where the ratio is a bound.
     pub bound: Option<&'static str>,
-    /// 95 % joint-round bootstrap interval of `ratio`.
+    /// 95 % joint-round bootstrap interval of the quotient of the medians.
     pub bootstrap: Option<(f64, f64)>,
     /// Exact 95 % interval over the blocks.
     pub interval: Option<stats::Interval>,

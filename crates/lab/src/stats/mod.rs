@@ -1,8 +1,8 @@
 //! Statistics of paired rounds. The unit is one round of one arm; what happens within a run is never a sample.
 //!
-//! An *estimate* is a ratio of medians with a bootstrap interval that resamples whole rounds ([`bootstrap`]). A
-//! *decision* rests on an exact interval of the paired log ratios ([`interval`]): signed ranks, or signs where the
-//! ratios are skewed; where guests are booted, the rounds of a boot are one value. The comparisons of a question are guarded
+//! A *decision* rests on an exact interval of the paired log ratios ([`interval`]): signed ranks, or signs where the
+//! ratios are skewed; where guests are booted, the rounds of a boot are one value. Its centre is the ratio that is printed;
+//! without an interval that is the quotient of the medians, whose own interval resamples whole rounds ([`bootstrap`]). The comparisons of a question are guarded
 //! as a whole ([`family`]). [`decision`] puts it in a word, and nothing else does.
 
 pub mod bootstrap;
@@ -72,9 +72,10 @@ pub struct Paired {
     pub rounds: usize,
     /// The medians of both over those rounds.
     pub medians: (Option<Value>, Option<Value>),
-    /// How many times as good the first is, by medians: above 1 is better, whichever way the metric points.
+    /// How many times as good the first is: above 1 is better, whichever way the metric points. The centre of the interval
+    /// that decides, which always lies in it; without one the quotient of the medians.
     pub ratio: Option<Ratio>,
-    /// 95 % joint-round bootstrap interval of that ratio.
+    /// 95 % joint-round bootstrap interval of the quotient of the medians.
     pub bootstrap: Option<(f64, f64)>,
     /// The interval that decides.
     pub interval: Option<Interval>,
@@ -141,6 +142,7 @@ impl Paired {
                     pairs.iter().map(|(_, a, b)| (a.value, b.value)).collect();
                 paired.bootstrap = bootstrap::ratio_of_medians(&plain, bootstrap::RESAMPLES, seed);
                 paired.interval = interval::decide(&paired.block_logs());
+                paired.ratio = paired.interval.map(|of| Ratio::Is(of.centre)).or(ratio);
             }
         }
         paired

@@ -77,6 +77,31 @@ fn a_failed_control_leaves_no_answer_anywhere() {
     );
 }
 
+/// The quotient of the medians may lie outside of it: rounds drift, and one arm has two that are odd.
+#[test]
+fn the_ratio_is_the_centre_of_the_interval_beside_it() {
+    let mut all = samples(12);
+    for sample in all.iter_mut().filter(|s| s.arm == "loop-direct") {
+        let gain = if (6..8).contains(&sample.round) { 0.4 } else { 1.1 };
+        sample.metrics.values_mut().for_each(|value| value.value *= gain);
+    }
+    let analysis = Analysis::new(record(12, State::Complete), &all);
+    let read = "randread-4k-qd32";
+    let row = analysis.row(Stage::Host, "loop-direct", "native", read, Metric::Iops).unwrap();
+    let quotient = row.ours.unwrap().value / row.theirs.unwrap().value;
+    assert!(row.interval.unwrap().low > quotient, "{row:?}");
+    let text = table::render(&analysis, false, Some(200));
+    let line = text.lines().find(|line| line.trim_start().starts_with("loop-direct")).unwrap();
+    assert!(line.contains("1.10") && !line.contains("1.09"), "{line}");
+    for row in &analysis.rows {
+        if let Some(interval) = row.interval {
+            let ratio = row.ratio.unwrap();
+            assert!(interval.low <= ratio && ratio <= interval.high, "{row:?}");
+            assert_eq!(ratio, interval.centre);
+        }
+    }
+}
+
 #[test]
 fn a_question_of_thirteen_is_refused() {
     let mut record = record(12, State::Complete);

@@ -464,7 +464,7 @@ fn published_findings_are_asked_again_and_losses_are_said() {
     let write = column(Metric::PutBlock);
     assert_eq!(write.best.as_ref().unwrap().0, "virtio-raw");
     assert!(
-        write.words.contains("9.86 % behind, exploratory (the best was found by looking)"),
+        write.words.contains("10.3 % behind, exploratory (the best was found by looking)"),
         "{}",
         write.words
     );

@@ -74,7 +74,7 @@ fn comparisons(analysis: &Analysis) -> Markup {
             div.scroll { table.sort {
                 thead { tr {
                     th { "stage" } th { "load" } th { "metric" } th { "pair" } th.n { "times as good" } th.n { "95 %" } th { "answer" }
-                    th.n { "rounds" } th.n { "bootstrap 95 %" } th { "95 % by" } th.n { "p, equal" } th.n { "p, beyond the margin" }
+                    th.n { "rounds" } th.n { "medians, bootstrap 95 %" } th { "95 % by" } th.n { "p, equal" } th.n { "p, beyond the margin" }
                 } }
                 tbody { @for row in rows { tr {
                     @let word = word(row);
@@ -303,7 +303,7 @@ fn method(analysis: &Analysis) -> Markup {
             summary { "How it was measured" }
             ul {
                 li { "Rounds are blocks: every way once in each, in a balanced order from seed " (plan.seed) ". Comparisons pair the two values of a round." }
-                li { "Times as good: the ratio of medians, turned so that above 1 is better. Its bootstrap resamples whole rounds. The deciding interval is exact: Hodges–Lehmann by signed ranks, or by signs where the log ratios are skewed." }
+                li { "Times as good: the centre of the deciding interval, turned so that above 1 is better. That interval is exact: Hodges–Lehmann by signed ranks, or by signs where the log ratios are skewed. Under six rounds it is the quotient of the medians, of which the bootstrap, by whole rounds, is the interval everywhere." }
                 li { "The first way of a stage runs twice under two names (A/A): no claim is smaller than what those two differ by, and where they differ by more than chance the load has no answer. Where Ringtap with 20 % more time in the server is not told from Ringtap as it is, the load is blind: nothing is called no different there; what is seen to differ still does." }
                 li { "The comparisons of a question were named before the run and are one family: differences by Westfall and Young's step-down over whole boots (or rounds), no difference by two one-sided tests with Holm's correction, each wrong in at most 5 % of runs. All other rows are exploratory." }
                 li { "≥ marks a bound: bonnie++ prints +++++ where a phase took under half a second. Bounds enter no mean." }
