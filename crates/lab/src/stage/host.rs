@@ -9,7 +9,7 @@ use super::here::{self, Disk, Here};
 use super::kind::{Prepared, Stage, Words, of_itself};
 use crate::backend::ceph::{Cluster, FOLDER};
 use crate::backend::volume::BESIDE;
-use crate::backend::{Access, Entry, Inner, Reach, kernelnbd, volume};
+use crate::backend::{Access, Entry, Inner, Reach, kernelnbd, own, volume};
 use crate::env::{Env, Missing};
 use crate::error::{Error, Result};
 use crate::plan::Plan;
@@ -75,6 +75,18 @@ fn missing(entry: &Entry, workload: &dyn Workload, env: &Env) -> Option<Missing>
     }
 }
 
+/// Files of a load lie beside the lab's own file: what is a file elsewhere would get the numbers of that file system.
+fn of_no_file_system(entry: &Entry, workload: &dyn Workload) -> Option<Missing> {
+    let is_own = own::find(entry.stage, entry.name).is_some();
+    (is_own && entry.backend.reach() == Reach::File && workload.on_file_system()).then(|| {
+        Missing::new(
+            "an image is no file system here: its files would lie in --dir, and that would be measured",
+            "--overwrite and the stage vm, where the guest makes a file system on it, or `losetup -f --show --direct-io=on IMAGE` and \
+             --device with --overwrite",
+        )
+    })
+}
+
 /// Why its files cannot be dropped from caches, where that is a part of it.
 fn cold(workload: &dyn Workload, env: &Env) -> Option<Missing> {
     workload.drops_caches().then(|| env.root("dropping this machine's caches")).flatten()
@@ -119,7 +131,9 @@ impl Stage for OnHost {
         workload: &dyn Workload,
         env: &Env,
     ) -> Option<Missing> {
-        of_itself(entry, workload, env).or_else(|| missing(entry, workload, env))
+        of_itself(entry, workload, env)
+            .or_else(|| of_no_file_system(entry, workload))
+            .or_else(|| missing(entry, workload, env))
     }
     fn room(&self, plan: &Plan, arms: &[Running]) -> u64 {
         let any = |of: fn(Inner) -> bool| arms.iter().any(|arm| of(arm.entry.backend.inner()));

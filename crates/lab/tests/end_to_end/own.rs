@@ -72,6 +72,33 @@ fn ways_of_the_users_own() {
     );
 }
 
+/// Its rows had the speed of --dir's file system.
+#[test]
+fn no_files_are_measured_on_an_image_of_the_users() {
+    // Of the lab's own tool, which its loads need.
+    let lab = env!("CARGO_BIN_EXE_ringtap-lab").into();
+    let bench = Bench { env: Env::new("/nonexistent/ringtap".into(), lab), ..Bench::new() };
+    let image = bench.dir.path().join("image.raw");
+    std::fs::write(&image, vec![0; 32 << 20]).unwrap();
+    let mut words: Vec<std::ffi::OsString> =
+        "compare --stages host --rounds 2 --seconds 0.2 --size 32M --overwrite --backends native \
+         --workloads randread-4k-qd32,filecopy,filecopy-durable"
+            .split_whitespace()
+            .map(Into::into)
+            .collect();
+    words.extend(["--image".into(), image.into()]);
+    let plan = Plan::from_args(&Cli::parse_from(words).args).unwrap();
+    let (stages, skipped) = run::matrix(&plan, &bench.env);
+    let loads = |name: &str| {
+        let arm = stages[0].1.iter().find(|arm| arm.name == name).unwrap();
+        arm.workloads.iter().map(|load| load.name()).collect::<Vec<_>>()
+    };
+    assert_eq!(loads("my-image"), ["randread-4k-qd32"]);
+    assert!(loads("native").contains(&"filecopy-durable"), "{:?}", loads("native"));
+    let why = skipped.iter().find(|skip| skip.backend == "my-image").unwrap();
+    assert!(why.missing.reason.contains("no file system"), "{why:?}");
+}
+
 #[test]
 fn what_is_wrong_with_a_way_is_said_before_anything_starts() {
     let bench = Bench::new();
