@@ -31,7 +31,7 @@ impl Analysis {
             columns: Vec::new(),
             contention: contention::rows(&run, samples),
             steadiness: steady::rows(&series, samples),
-            boots: boots(samples),
+            blocks: blocks(samples),
             samples: samples.to_vec(),
             series,
             run,
@@ -43,21 +43,35 @@ impl Analysis {
     }
 }
 
-/// Where each arm of a round has a boot of its own, the round is what they have in common.
-fn boots(samples: &[Sample]) -> BTreeMap<(Stage, u32), u32> {
-    let mut boots: BTreeMap<(Stage, u32), Vec<u32>> = BTreeMap::new();
+/// The block of each round in which something booted: its first round. Rounds that share a boot are one block; where each arm
+/// of a round has a boot of its own, the round is what they have in common.
+fn blocks(samples: &[Sample]) -> BTreeMap<(Stage, u32), u32> {
+    // A lab of before gave Xen's boots no number; it boots once for all rounds.
+    let boot = |sample: &Sample| sample.boot.or((sample.stage == Stage::Xen).then_some(0));
+    let mut boots: BTreeMap<(Stage, u32), BTreeSet<u32>> = BTreeMap::new();
     for sample in samples {
-        if let Some(boot) = sample.boot {
-            let of = boots.entry((sample.stage, sample.round)).or_default();
-            if !of.contains(&boot) {
-                of.push(boot);
-            }
+        if let Some(boot) = boot(sample) {
+            boots.entry((sample.stage, sample.round)).or_default().insert(boot);
         }
     }
-    boots
-        .into_iter()
-        .filter_map(|(of, boots)| Some((of, *boots.first()?)).filter(|_| boots.len() == 1))
-        .collect()
+    let mut blocks: Vec<(Stage, BTreeSet<u32>, BTreeSet<u32>)> = Vec::new();
+    for ((stage, round), boots) in boots {
+        let shared =
+            |block: &(Stage, _, BTreeSet<u32>)| block.0 == stage && !block.2.is_disjoint(&boots);
+        let (same, mut others): (Vec<_>, Vec<_>) = blocks.into_iter().partition(shared);
+        let mut block = (stage, BTreeSet::from([round]), boots);
+        for (_, rounds, boots) in same {
+            block.1.extend(rounds);
+            block.2.extend(boots);
+        }
+        others.push(block);
+        blocks = others;
+    }
+    let of = |(stage, rounds, _): (Stage, BTreeSet<u32>, _)| {
+        let first = rounds.first().copied().unwrap_or_default();
+        rounds.into_iter().map(move |round| ((stage, round), first))
+    };
+    blocks.into_iter().flat_map(of).collect()
 }
 
 fn complete_rounds(run: &Record, samples: &[Sample]) -> u32 {

@@ -74,9 +74,9 @@ pub struct Analysis {
     /// The loads of arms that lack rounds.
     #[serde(skip)]
     pub(super) cut: BTreeSet<Load>,
-    /// The boot that a round of a stage lay in, where all of it lay in one.
+    /// The block that a round of a stage lies in, where something booted.
     #[serde(skip)]
-    pub(super) boots: BTreeMap<(Stage, u32), u32>,
+    pub(super) blocks: BTreeMap<(Stage, u32), u32>,
     /// All samples, in the order in which they were taken. `samples.jsonl` has them as well.
     #[serde(skip)]
     pub samples: Vec<Sample>,
@@ -118,9 +118,9 @@ impl Analysis {
     ) -> Option<Paired> {
         let ours = self.find(stage, arm, workload, metric)?;
         let theirs = self.find(stage, against, workload, metric)?;
-        let boot = |round: u32| self.boots.get(&(stage, round)).copied();
+        let block = |round: u32| self.blocks.get(&(stage, round)).copied();
         let seed = self.run.plan.seed;
-        Some(Paired::new(&ours.values, &theirs.values, metric.better(), seed, &boot))
+        Some(Paired::new(&ours.values, &theirs.values, metric.better(), seed, &block))
     }
 
     /// An arm's values against the constant 1, as the only comparison of a family: for what is a share already, as what one of
@@ -135,9 +135,9 @@ impl Analysis {
         let ours = self.find(stage, arm, workload, metric)?;
         let ones: Vec<(u32, Value)> =
             ours.values.iter().map(|(round, _)| (*round, 1.0.into())).collect();
-        let boot = |round: u32| self.boots.get(&(stage, round)).copied();
+        let block = |round: u32| self.blocks.get(&(stage, round)).copied();
         let plan = &self.run.plan;
-        let paired = Paired::new(&ours.values, &ones, Better::Higher, plan.seed, &boot);
+        let paired = Paired::new(&ours.values, &ones, Better::Higher, plan.seed, &block);
         let floor = self.floor(stage, workload, metric);
         let member = Member {
             paired: &paired,

@@ -9,7 +9,7 @@ use super::analysis::{Analysis, Failure};
 use super::{format, ranking};
 use crate::run::folder::{Arm, State};
 use crate::sample::{Better, Metric, Stage, Value};
-use crate::stats::{FEWEST_ROUNDS, decision, family, interval};
+use crate::stats::{self, FEWEST_ROUNDS, decision, family, interval};
 use crate::workload;
 
 /// Nearer than this is called the same.
@@ -32,7 +32,7 @@ pub struct Change {
     pub before: Value,
     /// Median after.
     pub after: Value,
-    /// Rounds of each that count.
+    /// Rounds of each that count, those of one boot as one.
     pub rounds: (usize, usize),
     /// The arm by whose value of the same round each value was divided, so that a faster machine is no change: the first of
     /// the stage that both runs have and that is not Ringtap's. None for that arm itself, which is as measured, and for all
@@ -278,7 +278,8 @@ fn logs(analysis: &Analysis, of: Of<'_>, by: Option<&str>) -> Option<family::Rou
         }
         logs.push((*round, (value.value / under.value).ln()));
     }
-    (!logs.is_empty()).then_some(logs)
+    let block = |round: u32| analysis.blocks.get(&(stage, round)).copied();
+    (!logs.is_empty()).then(|| stats::blocks(&logs, &block))
 }
 
 fn only(before: &Analysis, after: &Analysis) -> Vec<Only> {

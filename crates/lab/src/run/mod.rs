@@ -227,8 +227,7 @@ fn rounds(runner: &mut Runner<'_>) -> Result<()> {
     for round in 0..runner.plan.rounds {
         for (((stage, arms), orders), prepared) in stages.iter().zip(&orders).zip(&mut running) {
             if stage.boots_each_round() {
-                runner.boot = Some(runner.boots);
-                runner.boots += 1;
+                runner.boot = Some(runner.next_boot());
             }
             let order: Vec<&Running> = orders[round as usize].iter().map(|&at| &arms[at]).collect();
             if let Some(prepared) = prepared {

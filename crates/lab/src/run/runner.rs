@@ -63,7 +63,7 @@ pub struct Runner<'a> {
     /// Errors that were printed.
     pub(super) said: Vec<String>,
     /// The boot of a guest in which samples are taken now.
-    pub(super) boot: Option<u32>,
+    pub boot: Option<u32>,
     /// Boots so far.
     pub(super) boots: u32,
     /// Stages whose guest has booted, or why it did not in the first round: then it is not tried again.
@@ -206,6 +206,12 @@ impl Runner<'_> {
         if !self.record.troubles.contains(&text) {
             self.record.troubles.push(text);
         }
+    }
+
+    /// The number of a boot that begins.
+    pub fn next_boot(&mut self) -> u32 {
+        self.boots += 1;
+        self.boots - 1
     }
 
     /// Remembers whether a stage's guest came up; the first time decides.

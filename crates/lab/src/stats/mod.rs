@@ -155,7 +155,7 @@ impl Paired {
 }
 
 /// The mean of the rounds of each boot.
-fn blocks(logs: &[(u32, f64)], boot: &dyn Fn(u32) -> Option<u32>) -> Vec<(u32, f64)> {
+pub fn blocks(logs: &[(u32, f64)], boot: &dyn Fn(u32) -> Option<u32>) -> Vec<(u32, f64)> {
     let mut sums: std::collections::BTreeMap<u32, (f64, f64)> = Default::default();
     for &(round, log) in logs {
         let (sum, count) = sums.entry(boot(round).unwrap_or(round)).or_default();

@@ -45,6 +45,8 @@ fn run(
                 workload: workload.into(),
                 round,
                 position,
+                // A round is a boot of its own.
+                boot: Some(round),
                 metrics,
                 ..one.clone()
             });

@@ -3,7 +3,7 @@
 use ringtap_lab::plan::question;
 use ringtap_lab::report::{self, Analysis, ranking, table};
 use ringtap_lab::run::folder::State;
-use ringtap_lab::sample::{Metric, Stage};
+use ringtap_lab::sample::{Metric, Sample, Stage};
 use ringtap_lab::stats::{Decision, Why};
 
 use super::{record, samples};
@@ -75,6 +75,36 @@ fn a_failed_control_leaves_no_answer_anywhere() {
             .iter()
             .any(|line| line.contains("depth 32") && line.contains("times as good"))
     );
+}
+
+/// Xen boots once: its rounds are no boots, and no answer comes of one.
+#[test]
+fn rounds_of_one_boot_are_one_block() {
+    let blocks = |boot: &dyn Fn(&Sample) -> Option<u32>| {
+        let mut all = samples(12);
+        all.iter_mut().for_each(|sample| sample.boot = boot(sample));
+        let analysis = Analysis::new(record(12, State::Complete), &all);
+        let read = "randread-4k-qd32";
+        let row = analysis.row(Stage::Host, "loop", "native", read, Metric::Iops).unwrap();
+        (row.blocks, row.decision)
+    };
+    let few = Decision::Withheld { why: Why::TooFew };
+    assert_eq!(blocks(&|_| None), (12, Decision::Slower));
+    assert_eq!(blocks(&|of| Some(of.round / 2)), (6, Decision::Slower));
+    assert_eq!(blocks(&|_| Some(3)), (1, few));
+    // Booted anew in the middle of a round, which then has a part in both boots.
+    let anew = |of: &Sample| Some(u32::from((of.round, of.position) > (5, 2)));
+    assert_eq!(blocks(&anew), (1, few));
+    // Each arm of a round by itself.
+    assert_eq!(blocks(&|of| Some(of.round * 9 + of.position)), (12, Decision::Slower));
+    // A lab of before did not count Xen's.
+    let (mut record, mut all) = (record(12, State::Complete), samples(12));
+    record.arms.iter_mut().for_each(|arm| arm.stage = Stage::Xen);
+    all.iter_mut().for_each(|sample| sample.stage = Stage::Xen);
+    let analysis = Analysis::new(record, &all);
+    assert!(!analysis.rows.is_empty() && analysis.rows.iter().all(|row| row.blocks <= 1));
+    let comparison = report::change::compare(&analysis, &analysis);
+    assert!(comparison.changes.iter().all(|change| change.p.is_none()), "{comparison:?}");
 }
 
 /// The quotient of the medians may lie outside of it: rounds drift, and one arm has two that are odd.

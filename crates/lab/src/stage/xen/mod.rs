@@ -89,6 +89,8 @@ pub struct Xen {
     /// Whether a load needs a file system.
     file_systems: bool,
     machine: Option<Machine>,
+    /// The number of its boot.
+    boot: Option<u32>,
     /// Boots in a row that came to nothing.
     lost: u32,
 }
@@ -119,13 +121,14 @@ impl Xen {
         let file_systems = arms.iter().flat_map(Running::rounds).any(|w| w.on_file_system());
         runner.record.stages.push((STAGE, describe(runner, hvm)?));
         runner.folder.write_record(&runner.record)?;
-        Ok(Xen { files, volumes, guests, hvm, file_systems, machine: None, lost: 0 })
+        Ok(Xen { files, volumes, guests, hvm, file_systems, machine: None, boot: None, lost: 0 })
     }
 }
 
 impl Prepared for Xen {
     /// A block for each arm. A machine that fails an arm is not trusted with the next.
     fn round(&mut self, runner: &mut Runner<'_>, round: u32, order: &[&Running]) -> Result<()> {
+        runner.boot = self.boot;
         for (position, &arm) in (0..).zip(order) {
             let durability = durability(arm, round);
             // The twin, and every later round, where only that check was asked for.
@@ -171,7 +174,7 @@ impl Prepared for Xen {
 }
 
 impl Xen {
-    fn boot(&self, runner: &mut Runner<'_>, round: u32) -> Result<Machine> {
+    fn boot(&mut self, runner: &mut Runner<'_>, round: u32) -> Result<Machine> {
         let rounds = runner.plan.rounds;
         runner.progress.say(&format!("round {}/{rounds}  {STAGE}  booting", round + 1));
         let needs = Needs {
@@ -182,6 +185,8 @@ impl Xen {
             file_systems: self.file_systems,
         };
         let machine = Machine::boot(runner.env, runner.stop, &needs)?;
+        self.boot = Some(runner.next_boot());
+        runner.boot = self.boot;
         remember_accelerator(runner, STAGE, machine.dom0())?;
         if machine.dom0().accelerator() == "tcg" {
             let claim = match machine.dom0().put_devices_first() {
