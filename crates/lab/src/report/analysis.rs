@@ -142,7 +142,7 @@ impl Analysis {
         let member = Member {
             paired: &paired,
             control: floor.map(|floor| Control { floor: floor.floor, holds: floor.holds }),
-            sensitivity: floor.map_or(Sensitivity::Untried, |floor| floor.sensitivity),
+            sensitivity: floor.map_or(Sensitivity::Untried, |of| self.sensitivity(arm, of)),
             same_generator: true,
             cut: self.is_cut(stage, arm, workload),
         };

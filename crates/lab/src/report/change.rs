@@ -9,6 +9,7 @@ use super::analysis::{Analysis, Failure};
 use super::{format, ranking};
 use crate::run::folder::{Arm, State};
 use crate::sample::{Better, Metric, Stage, Value};
+use crate::stats::decision::{Sensitivity, Why};
 use crate::stats::{self, FEWEST_ROUNDS, decision, family, interval};
 use crate::workload;
 
@@ -134,7 +135,8 @@ pub fn compare(before: &Analysis, after: &Analysis) -> Comparison {
     for (change, p) in changes.iter_mut().zip(family::step_down_between(&rounds, seed)) {
         change.p = change.interval.filter(|_| change.verdict.is_empty()).map(|_| p);
         if change.verdict.is_empty() {
-            change.verdict = decide(change).into();
+            let blind = [before, after].iter().any(|run| is_blind(run, change));
+            change.verdict = decide(change, blind).into();
         }
     }
     Comparison {
@@ -162,12 +164,21 @@ fn withheld(
     runs.filter_map(why).next().unwrap_or_default()
 }
 
-fn decide(change: &Change) -> &'static str {
+/// Whether the arm that is known to be slower was not seen to be in a change's load.
+fn is_blind(run: &Analysis, change: &Change) -> bool {
+    let floor = run.floor(change.stage, &change.workload, change.metric);
+    floor.is_some_and(|floor| floor.sensitivity == Sensitivity::Blind)
+}
+
+fn decide(change: &Change, blind: bool) -> &'static str {
     let Some((low, high)) = change.interval.filter(|_| change.p.is_some()) else {
         return "points only";
     };
     let claim = change.is_shown();
     if low > 1.0 / (1.0 + SAME) && high < 1.0 + SAME {
+        if blind {
+            return format::why(Why::Blind);
+        }
         "the same within 5 %"
     } else if claim && low > 1.0 {
         BETTER

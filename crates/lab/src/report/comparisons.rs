@@ -2,7 +2,7 @@
 //! else: the comparisons of a question are decided together, all others are exploratory.
 
 use super::analysis::{Analysis, reference, workloads};
-use super::ranking;
+use super::ranking::{self, Generator};
 use super::row::{Floor, Row};
 use crate::backend;
 use crate::plan::question::Primary;
@@ -50,15 +50,13 @@ fn member<'a>(analysis: &Analysis, floors: &[Floor], row: &Row, paired: &'a Pair
     let floor = floors.iter().find(|floor| {
         floor.stage == row.stage && floor.workload == row.workload && floor.metric == row.metric
     });
-    let generator = |arm: &str| {
-        let known = analysis.run.arms.iter().find(|a| a.stage == row.stage && a.name == arm);
-        known.map(ranking::generator)
-    };
     Member {
         paired,
         control: floor.map(|floor| Control { floor: floor.floor, holds: floor.holds }),
-        sensitivity: floor.map_or(Sensitivity::Untried, |floor| floor.sensitivity),
-        same_generator: generator(&row.arm) == generator(&row.against),
+        sensitivity: floor
+            .map_or(Sensitivity::Untried, |floor| analysis.sensitivity(&row.arm, floor)),
+        same_generator: analysis.generator(row.stage, &row.arm)
+            == analysis.generator(row.stage, &row.against),
         cut: [&row.arm, &row.against]
             .iter()
             .any(|arm| analysis.is_cut(row.stage, arm, &row.workload)),
@@ -186,6 +184,25 @@ fn all_pairs(run: &Record) -> Vec<Pair> {
 }
 
 impl Analysis {
+    fn generator(&self, stage: Stage, arm: &str) -> Option<Generator> {
+        let known = self.run.arms.iter().find(|of| of.stage == stage && of.name == arm);
+        known.map(ranking::generator)
+    }
+
+    /// Whether the controls of a load show an arm that is slower than this one would be: where another load generator drives
+    /// them, what was seen of them was not tried of it.
+    pub(super) fn sensitivity(&self, arm: &str, floor: &Floor) -> Sensitivity {
+        let stage = floor.stage;
+        let slow = backend::known_slow(stage).map(|(slow, _)| slow);
+        let controls = [slow, reference(&self.run, stage)];
+        let ours = self.generator(stage, arm);
+        let alike = controls.into_iter().flatten().all(|of| self.generator(stage, of) == ours);
+        match floor.sensitivity {
+            Sensitivity::Seen if !alike => Sensitivity::Untried,
+            other => other,
+        }
+    }
+
     /// The comparison of `arm` with `against`, whichever way round its row stands; exploratory where it has none.
     pub fn answer(
         &self,

@@ -64,7 +64,8 @@ pub enum Why {
     NoControl,
     /// The arm that is known to be slower was not seen to be: a difference could not have been seen either.
     Blind,
-    /// No difference was seen, and no arm known to be slower was there to show that one could have been.
+    /// No difference was seen, and no arm known to be slower, driven by the same load generator, was there to show that one
+    /// could have been.
     Unproven,
     /// The two are driven by different load generators.
     OtherGenerator,

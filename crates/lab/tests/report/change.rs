@@ -90,6 +90,18 @@ fn one_bound_among_the_rounds_is_not_left_out() {
     assert_eq!(find(&comparison, "loop", READ).verdict, "bounds in some rounds");
 }
 
+/// What a load cannot show, it does not show to be the same.
+#[test]
+fn a_blind_load_is_not_said_to_be_the_same() {
+    let verdict = |share| {
+        let (record, all) = super::decisions::with_slow(8, share);
+        let run = Analysis::new(record, &all);
+        find(&change::compare(&run, &run), "loop", READ).verdict.clone()
+    };
+    assert_eq!(verdict(0.8), "the same within 5 %");
+    assert_eq!(verdict(1.0), "blind here");
+}
+
 /// Each run by its own reference would set ratios beside other ratios.
 #[test]
 fn both_runs_are_taken_by_what_both_have() {

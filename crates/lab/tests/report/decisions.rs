@@ -2,8 +2,9 @@
 
 use ringtap_lab::plan::question;
 use ringtap_lab::report::{self, Analysis, ranking, table};
-use ringtap_lab::run::folder::State;
+use ringtap_lab::run::folder::{Record, State};
 use ringtap_lab::sample::{Metric, Sample, Stage};
+use ringtap_lab::stats::decision::Sensitivity;
 use ringtap_lab::stats::{Decision, Why};
 
 use super::{record, samples};
@@ -75,6 +76,35 @@ fn a_failed_control_leaves_no_answer_anywhere() {
             .iter()
             .any(|line| line.contains("depth 32") && line.contains("times as good"))
     );
+}
+
+/// A run with Ringtap over vhost-user, and with it slowed, which reaches so much of it.
+pub fn with_slow(rounds: u32, share: f64) -> (Record, Vec<Sample>) {
+    let (mut record, mut all) = (record(rounds, State::Complete), samples(rounds));
+    for (name, speed) in [("ringtap-vhost", 1.0), ("slow", share)] {
+        let mut arm = record.arms[0].clone();
+        (arm.name, arm.backend) = (name.into(), name.into());
+        record.arms.push(arm);
+        let of: Vec<Sample> = all.iter().filter(|s| s.arm == "loop-direct").cloned().collect();
+        all.extend(of.into_iter().map(|mut sample| {
+            sample.arm = name.into();
+            sample.metrics.values_mut().for_each(|value| value.value *= speed);
+            sample
+        }));
+    }
+    (record, all)
+}
+
+/// That a slower server is seen behind one load generator shows nothing of another's.
+#[test]
+fn no_difference_is_not_proven_by_another_load_generator() {
+    let (record, all) = with_slow(12, 0.8);
+    let analysis = Analysis::new(record, &all);
+    let read = "randread-4k-qd32";
+    let floor = analysis.floor(Stage::Host, read, Metric::Iops).unwrap();
+    assert_eq!(floor.sensitivity, Sensitivity::Seen);
+    let unproven = Decision::Withheld { why: Why::Unproven };
+    assert_eq!(decision(&analysis, "loop-direct", "native", read, Metric::Iops), unproven);
 }
 
 /// Xen boots once: its rounds are no boots, and no answer comes of one.
