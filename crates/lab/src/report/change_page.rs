@@ -83,7 +83,7 @@ fn charts(after: &Analysis, changes: &[Change]) -> Markup {
             h2 { (names::stage(stage)) }
             p.soft.small {
                 "Times as good as before, each by the first way that both runs have, of the same round; that one itself as measured. "
-                "Bar: 95 % interval; grey: the noise floor, the larger of both runs."
+                "Bar: 95 % interval; grey: the noise floor, the larger of both runs; ring: neither better nor worse."
             }
             div.cards {
                 @for (_, workload, metric) in groups.iter().filter(|group| group.0 == stage) {
@@ -110,13 +110,13 @@ fn chart(
         let (low, high) = ends.unwrap_or((ratio, ratio));
         [ratio, low, high]
     });
-    let axis = Axis::around(220, ends);
+    let axis = Axis::around(145, ends);
     let title =
         workload::find(workload).map_or_else(|| workload.to_owned(), |w| names::load(w, metric));
     html! {
         section.card {
             h3 { (title) }
-            div.scroll { table.strips {
+            div.scroll { table.strips.change {
                 thead { tr { th {} th.plot { (axis.head()) } th.n { "times as good" } th.n { "95 %" } th { "that is" } } }
                 tbody { @for change in of { @if let Some(ratio) = change.ratio { tr {
                     th.way scope="row" title=(change.arm) { (names::named(&change.arm)) }
@@ -130,7 +130,7 @@ fn chart(
                         open: change.verdict != change::BETTER && change.verdict != change::WORSE,
                     })) }
                     td.n { "× " (format::digits(ratio)) } td.n { (format::interval(change.interval)) }
-                    td class=(class(change)) { (change.verdict) }
+                    td class=(format!("verdict {}", class(change))) { (change.verdict) }
                 } } } }
             } }
         }

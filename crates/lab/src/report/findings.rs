@@ -9,7 +9,7 @@ use super::medians::with_ends;
 use super::ranking::{self, Group};
 use super::row::Row;
 use super::series::Series;
-use super::{caches, format, words};
+use super::{answer, caches, format, words};
 use crate::sample::{Metric, Stage};
 use crate::stats::{Decision, FEWEST_ROUNDS, Why};
 use crate::workload;
@@ -21,10 +21,10 @@ const OURS: &str = "ringtap-vhost";
 
 /// The published findings that this run has something to say about.
 pub fn findings(analysis: &Analysis) -> Vec<Finding> {
-    QUESTIONS.iter().filter_map(|question| answer(analysis, question)).collect()
+    QUESTIONS.iter().filter_map(|question| finding(analysis, question)).collect()
 }
 
-fn answer(analysis: &Analysis, question: &Question) -> Option<Finding> {
+fn finding(analysis: &Analysis, question: &Question) -> Option<Finding> {
     let (mut lines, mut tables) = (Vec::new(), Vec::new());
     let mut stages: Vec<Stage> = Vec::new();
     let mut answers: Vec<Answer> = Vec::new();
@@ -62,6 +62,9 @@ fn answer(analysis: &Analysis, question: &Question) -> Option<Finding> {
     }
     // What nobody published can neither hold nor not.
     let outcomes: Vec<Outcome> = answers.iter().filter_map(|answer| answer.outcome).collect();
+    if outcomes.is_empty() && answer::is_asked(analysis) {
+        return None;
+    }
     let sum = sum(analysis, &outcomes);
     let plan = &analysis.run.plan;
     let stages: Vec<String> =

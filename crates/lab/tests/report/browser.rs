@@ -8,6 +8,7 @@ use std::time::Duration;
 use ringtap_lab::process;
 use ringtap_lab::report::{Analysis, change, change_page, page};
 use ringtap_lab::run::folder::State;
+use ringtap_lab::sample::Sample;
 use scraper::{Html, Selector};
 use serde_json::Value;
 
@@ -33,12 +34,26 @@ fn the_report_is_shown_and_a_keyboard_sorts_it() {
 #[test]
 fn the_changes_are_shown_and_a_keyboard_sorts_them() {
     let Some(browser) = browser() else { return };
-    let old = Analysis::new(record(12, State::Complete), &samples(12));
-    let new = Analysis::new(record(12, State::Complete), &faster(12));
+    // A name as long as they come.
+    let long = "virtio-blk-in-qemu-write-cache-off";
+    let run = |mut samples: Vec<Sample>| {
+        let mut record = record(12, State::Complete);
+        let arms = record.arms.iter_mut().map(|arm| &mut arm.name);
+        let names = arms.chain(samples.iter_mut().map(|sample| &mut sample.arm));
+        names.filter(|name| *name == "loop-direct").for_each(|name| *name = long.into());
+        Analysis::new(record, &samples)
+    };
+    let (old, new) = (run(samples(12)), run(faster(12)));
     let page = change_page::render(&old, &new, &change::compare(&old, &new));
     let seen = measured(&browser, &page, (1280, 800));
     assert_eq!(seen["sorted"], serde_json::json!(["descending", "ascending"]), "{seen}");
     fits(&measured(&browser, &page, (390, 800)), 390);
+    // The verdict stands in the last column.
+    for width in [1280, 1920] {
+        let seen = measured(&browser, &page, (width, 800));
+        fits(&seen, width);
+        assert_eq!(seen["cut"], 0, "charts that are cut off at {width}: {seen}");
+    }
 }
 
 #[test]
@@ -103,6 +118,7 @@ fn measured(browser: &Path, page: &str, (width, height): (u64, u64)) -> Value {
           answers: inner.querySelectorAll("h1").length,
           dots: inner.querySelectorAll("section.first svg circle").length,
           words: inner.querySelector("main").innerText.split(/\s+/).length,
+          cut: [...inner.querySelectorAll(".cards .scroll")].filter((e) => e.scrollWidth > e.clientWidth).length,
           smallest: Math.min(...[...inner.querySelectorAll("svg text")].map(size)),
         };
         inner.querySelectorAll("details").forEach((d) => (d.open = true));

@@ -128,6 +128,16 @@ fn which_way_for_what() {
     assert_eq!(page::answer(&analysis), answer, "the page says the same");
     let text = page::render(&analysis);
     assert!(text.contains("Ringtap fresh overlay (3.01 ["));
+    // Every sign of the first screen is explained; what was not asked has no card.
+    assert!(
+        text.contains("<b>⊘</b> the load&#39;s controls failed")
+            || text.contains("<b>⊘</b> the load's controls failed")
+    );
+    assert!(!text.contains("<b>≠</b>"), "there is none of these");
+    assert!(
+        !text.contains("Published: ") && !text.contains("What was published"),
+        "nothing of it is asked"
+    );
 }
 
 /// Barred or unchecked, it is named best nowhere, however fast.

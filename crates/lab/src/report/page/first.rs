@@ -47,9 +47,14 @@ pub fn screen(analysis: &Analysis, views: &[View<'_>]) -> Markup {
 fn legend(view: &View<'_>) -> Markup {
     let cached =
         view.ways.iter().any(|way| way.cells.iter().flatten().any(|c| c.from_cache.is_some()));
+    let marks: Vec<&str> =
+        view.ways.iter().flat_map(|way| &way.cells).flatten().map(|cell| cell.word.mark).collect();
     html! {
         p.legend {
-            span { b.faster { "▲" } " faster" } span { b.slower { "▼" } " slower" } span { b { "=" } " no different" } span { b { "?" } " undecided" } span { "ring: nothing claimed" }
+            span { b.faster { "▲" } " faster" } span { b.slower { "▼" } " slower" } span { b { "=" } " no different" } span { b { "?" } " undecided" }
+            @if marks.contains(&"⊘") { span { b { "⊘" } " the load's controls failed, or it is blind" } }
+            @if marks.contains(&"≠") { span { b { "≠" } " another load generator: not comparable" } }
+            span { "ring: nothing claimed" }
             span { "bar through the dot: 95 % interval" }
             @if view.loads.iter().any(|load| load.band.is_some()) { span { i.band {} " grey: " (view.against) " against itself" } }
             span { "✓ ✗ fsync reaches the disk or not" }
