@@ -5,7 +5,7 @@ use std::fmt::Write;
 use std::fs;
 use std::path::Path;
 
-use ringtap_guest::fio::{Report, Side};
+use ringtap_guest::fio::{Job as Told, Report, Side, Unreadable};
 use serde::Serialize;
 
 use super::analysis::Analysis;
@@ -111,11 +111,15 @@ fn of_fio(file: &str, text: &str) -> Result<Vec<Other>> {
     let mut rows = Vec::new();
     for job in report.jobs()? {
         let option = |name: &str| report.option(job, name);
-        let (pattern, block, depth) = (option("rw"), option("bs"), option("iodepth"));
-        let depth: u32 = depth.parse().unwrap_or(1);
-        let unlike = unlike(&option("numjobs"), &option("direct"), &option("ioengine"));
+        let pattern = option("rw");
+        // What fio takes where nothing is said.
+        let block = Some(option("bs")).filter(|of| !of.is_empty()).unwrap_or("4k".into());
+        let depth = Some(option("iodepth")).filter(|of| !of.is_empty()).unwrap_or("1".into());
+        let known = ringtap_load::parse_size(&block).ok().zip(depth.parse().ok());
+        let unlike = unlike(&option, job, known.is_some());
         let more = unlike.as_deref().map(|unlike| format!(", {unlike}")).unwrap_or_default();
-        let bytes = ringtap_load::parse_size(&block).unwrap_or(4096);
+        let blocks =
+            known.map_or_else(|| block.clone(), |(bytes, _): (u64, u32)| format!("{bytes} bytes"));
         for (side, write) in [("read", false), ("write", true)] {
             let (metrics, completion_only) = values(job.side(write));
             if metrics.is_empty() {
@@ -124,14 +128,12 @@ fn of_fio(file: &str, text: &str) -> Result<Vec<Other>> {
             let is_whole = pattern == side || pattern == format!("rand{side}");
             let random = pattern.starts_with("rand");
             let synced = write && option("fsync") == "1";
-            let asked = Job { random, write, block: bytes, depth, synced };
-            let same = |workload: &dyn Workload| workload.job() == Some(asked);
+            let asked = known.map(|(block, depth)| Job { random, write, block, depth, synced });
+            let same = |workload: &dyn Workload| asked.is_some() && workload.job() == asked;
             rows.push(Other {
                 file: file.into(),
                 name: job.name.clone(),
-                what: format!(
-                    "{version}, {pattern} ({side}) of {bytes} bytes, depth {depth}{more}"
-                ),
+                what: format!("{version}, {pattern} ({side}) of {blocks}, depth {depth}{more}"),
                 bonnie: None,
                 workloads: match is_whole && unlike.is_none() {
                     true => of_kind(same),
@@ -146,12 +148,42 @@ fn of_fio(file: &str, text: &str) -> Result<Vec<Other>> {
     Ok(rows)
 }
 
-/// What a job does that none of the lab's loads does: several at once, or through the page cache.
-fn unlike(jobs: &str, direct: &str, engine: &str) -> Option<String> {
-    let jobs: u32 = jobs.parse().unwrap_or(1);
-    if jobs > 1 {
+/// Options that make another load of a job.
+const SHAPING: &[&str] = &[
+    "bssplit",
+    "bsrange",
+    "blocksize_range",
+    "bs_unaligned",
+    "bs_is_seq_rand",
+    "rate",
+    "rate_iops",
+    "rate_process",
+    "thinktime",
+    "random_distribution",
+    "percentage_random",
+    "rwmixread",
+    "rwmixwrite",
+    "zonemode",
+    "verify",
+];
+
+/// What a job does that none of the lab's loads does: several at once, in blocks of several sizes, at a rate, through the page
+/// cache; or that it failed. `readable`: whether block size and depth are numbers.
+fn unlike(option: &dyn Fn(&str) -> String, job: &Told, readable: bool) -> Option<String> {
+    if let Err(Unreadable::Failed { code, .. }) = job.succeeded() {
+        return Some(format!("ended by error {code}"));
+    }
+    if !readable {
+        return Some(format!("of blocks {:?} at depth {:?}", option("bs"), option("iodepth")));
+    }
+    if let Some(name) = SHAPING.iter().find(|name| !["", "0"].contains(&option(name).as_str())) {
+        return Some(format!("with {name}={}", option(name)));
+    }
+    let jobs = option("numjobs");
+    if !["", "1"].contains(&jobs.as_str()) {
         return Some(format!("{jobs} jobs at once"));
     }
+    let (direct, engine) = (option("direct"), option("ioengine"));
     // Over NBD there is no page cache of the client's.
     (direct != "1" && engine != "nbd").then(|| "through the page cache (no direct=1)".to_owned())
 }

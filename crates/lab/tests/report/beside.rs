@@ -101,6 +101,36 @@ fn fios_jobs_stand_beside_loads_that_ask_the_same() {
     assert!(text.lines().filter(|l| l.starts_with('|')).all(|l| l.matches('|').count() == 8));
 }
 
+/// They were taken for 4096 bytes as fast as it goes.
+#[test]
+fn a_job_that_asks_something_else_has_no_ratio() {
+    for (options, error, why) in [
+        (r#""bs": "4k,64k""#, 0, "4k,64k"),
+        (r#""bs": "lots""#, 0, "lots"),
+        (r#""iodepth": "?""#, 0, "depth"),
+        (r#""bssplit": "4k/50:64k/50""#, 0, "bssplit=4k/50:64k/50"),
+        (r#""bsrange": "1k-8k""#, 0, "bsrange=1k-8k"),
+        (r#""rate_iops": "100""#, 0, "rate_iops=100"),
+        (r#""rate": "1m""#, 0, "rate=1m"),
+        (r#""rw": "randread""#, 5, "error 5"),
+    ] {
+        let text = format!(
+            r#"{{ "fio version": "fio-3.40", "global options": {{ "bs": "4k", "iodepth": "32", "direct": "1", "rw": "randread" }},
+            "jobs": [ {{ "jobname": "x", "error": {error}, "job options": {{ {options} }},
+            "read": {{ "total_ios": 90, "iops": 5.0, "bw_bytes": 20480 }} }} ] }}"#
+        );
+        let beside = set("1.03", &[("a.json", &text)]).unwrap();
+        assert!(!beside.pairs.is_empty(), "{options}");
+        for pair in &beside.pairs {
+            assert!(pair.ours.is_none() && pair.ratio.is_none(), "{options}: {pair:?}");
+            assert!(pair.why.as_ref().unwrap().contains(why), "{pair:?}");
+        }
+        assert!(beside::markdown(&beside).contains(why), "{options}");
+    }
+    let same = FIO.replace(r#""jobname": "theirs | x","#, r#""jobname": "theirs", "error": 0,"#);
+    assert!(set("1.03", &[("a.json", &same)]).unwrap().pairs.iter().any(|p| p.ratio.is_some()));
+}
+
 #[test]
 fn what_is_neither_is_refused_by_name() {
     for text in
