@@ -43,6 +43,7 @@ pub struct Scratch {
 impl Scratch {
     /// Makes them: disks in `dir`, sockets where temporary files go. Refused when `dir` has no room for `bytes`.
     pub fn create(dir: &Path, bytes: u64) -> Result<Scratch> {
+        let dir = &fs::canonicalize(dir).map_err(Error::file("look at", dir))?;
         sweep(dir, GRACE);
         sweep(&std::env::temp_dir(), GRACE);
         let room = statvfs(dir).map_err(|e| Error::file("look at", dir)(e.into()))?;
@@ -121,7 +122,9 @@ fn own(folder: &Path) -> Result<File> {
 /// Removes what labs left in `parent` that were killed before they could: mounts, volumes, loop devices and folders that nobody
 /// owns any more. Says what it removed. What cannot be removed is another user's.
 pub fn sweep(parent: &Path, grace: Duration) {
-    let entries = fs::read_dir(parent).into_iter().flatten().flatten();
+    // The kernel names mounts and the files of loop devices by their whole paths.
+    let Ok(parent) = fs::canonicalize(parent) else { return };
+    let entries = fs::read_dir(&parent).into_iter().flatten().flatten();
     for folder in entries.filter(|e| e.file_name().to_string_lossy().starts_with(PREFIX)) {
         let folder = folder.path();
         let age = fs::metadata(&folder).and_then(|m| m.modified()).map(|at| at.elapsed());

@@ -3,6 +3,7 @@
 mod bad;
 mod own;
 mod remote;
+mod sweep;
 mod two;
 mod usual;
 
