@@ -79,6 +79,11 @@ pub const RECORD: &str = "run.json";
 /// The file with its samples.
 pub const SAMPLES: &str = "samples.jsonl";
 
+/// A file that holds room for the last `run.json`, which says how a run ended: on a disk that is full, too.
+const SPARE: &str = "spare";
+/// More than any `run.json` has.
+const SPARE_BYTES: usize = 256 << 10;
+
 /// The schema of `run.json` and `samples.jsonl` that this lab writes. It rises whenever a lab of before could not read, or
 /// would misread, what is written; every earlier one is read for ever. 0: before schemas had numbers.
 pub const SCHEMA: u32 = 1;
@@ -141,6 +146,8 @@ impl Folder {
                     _ => Error::file("create", &file)(e),
                 }
             })?;
+        let spare = path.join(SPARE);
+        fs::write(&spare, vec![0; SPARE_BYTES]).map_err(Error::file("write", &spare))?;
         Ok(Folder { path: path.to_owned(), samples })
     }
 
@@ -165,15 +172,31 @@ impl Folder {
     /// Writes `run.json` anew; a reader sees the old one or the new one.
     pub fn write_record(&self, record: &Record) -> Result<()> {
         let text = serde_json::to_string_pretty(record).map_err(|e| Error::Plan(e.to_string()))?;
+        if record.state != State::Running {
+            let _ = fs::remove_file(self.path.join(SPARE));
+        }
         replace(&self.path.join(RECORD), &(text + "\n"))
     }
 }
 
-/// Writes `text` beside `path` and renames it there.
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(self.path.join(SPARE));
+    }
+}
+
+/// Writes `text` beside `path` and renames it there. Another process that does the same has a file of its own.
 pub fn replace(path: &Path, text: &str) -> Result<()> {
-    let beside = path.with_extension("new");
-    fs::write(&beside, text).map_err(Error::file("write", &beside))?;
-    fs::rename(&beside, path).map_err(Error::file("write", path))
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(format!(".{}.new", std::process::id()));
+    let beside = PathBuf::from(beside);
+    let written = fs::write(&beside, text).map_err(Error::file("write", &beside));
+    let renamed =
+        written.and_then(|()| fs::rename(&beside, path).map_err(Error::file("write", path)));
+    if renamed.is_err() {
+        let _ = fs::remove_file(&beside);
+    }
+    renamed
 }
 
 /// What is read of `run.json` before all else.
@@ -207,13 +230,15 @@ pub fn read(path: &Path) -> Result<(Record, Vec<Sample>)> {
     }
     let record = serde_json::from_str(&text).map_err(wrong)?;
     let file = path.join(SAMPLES);
-    let lines: Vec<String> = BufReader::new(File::open(&file).map_err(Error::file("read", &file))?)
-        .lines()
-        .collect::<std::io::Result<_>>()
-        .map_err(Error::file("read", &file))?;
+    // As bytes: the last line may end in the middle of a letter.
+    let lines: Vec<Vec<u8>> =
+        BufReader::new(File::open(&file).map_err(Error::file("read", &file))?)
+            .split(b'\n')
+            .collect::<std::io::Result<_>>()
+            .map_err(Error::file("read", &file))?;
     let mut samples = Vec::new();
     for (at, line) in lines.iter().enumerate() {
-        match serde_json::from_str(line) {
+        match serde_json::from_slice(line) {
             Ok(sample) => samples.push(sample),
             Err(_) if at + 1 == lines.len() => {}
             Err(e) => {

@@ -6,6 +6,7 @@ mod caches;
 mod change;
 mod claims;
 mod decisions;
+mod folder;
 mod gate;
 mod lines;
 mod loads;
