@@ -188,8 +188,8 @@ impl Bitmaps {
 impl Disk {
     /// Its dirty bitmaps, in the order in which they were made.
     pub fn dirty_bitmaps(&self) -> Vec<DirtyBitmap> {
-        let broken = self.shared.bitmaps.keep().is_some_and(|keep| keep.is_broken());
-        let mut all = lock(&self.shared.bitmaps.all).clone();
+        let broken = self.shared.medium.bitmaps.keep().is_some_and(|keep| keep.is_broken());
+        let mut all = lock(&self.shared.medium.bitmaps.all).clone();
         for one in all.iter_mut().filter(|one| broken && one.persistent && one.lost.is_none()) {
             one.lost = Some("its log could not be written".into());
         }
@@ -198,12 +198,12 @@ impl Disk {
 
     /// Whether persistent bitmaps can be added.
     pub fn keeps_bitmaps(&self) -> bool {
-        self.shared.bitmaps.keep().is_some()
+        self.shared.medium.bitmaps.keep().is_some()
     }
 
     /// How often a request to a clean region has had its bitmaps' log made stable.
     pub fn bitmap_log_syncs(&self) -> u64 {
-        self.shared.bitmaps.keep().map_or(0, |keep| keep.syncs())
+        self.shared.medium.bitmaps.keep().map_or(0, |keep| keep.syncs())
     }
 
     /// Have bitmaps be kept, and find those that are there. Nothing is in flight, and nobody else changes them.
@@ -215,7 +215,7 @@ impl Disk {
         let (memory, size) = (store.memory().clone(), self.size());
         let found: Vec<DirtyBitmap> =
             restored.into_iter().map(|one| restore(one, &memory, size)).collect();
-        if let Some(next) = lock(&self.shared.bitmaps.next).take() {
+        if let Some(next) = lock(&self.shared.medium.bitmaps.next).take() {
             store.announce(next)?;
         }
         let keep = Arc::new(Keep::new(store));
@@ -223,7 +223,7 @@ impl Disk {
         let end = write(&keep, io, size, &found, How::Open).await;
         end.map_err(|error| std::io::Error::from_raw_os_error(error.errno()))?;
         keep.store.forget_but(&numbers(&found));
-        let bitmaps = &self.shared.bitmaps;
+        let bitmaps = &self.shared.medium.bitmaps;
         *lock(&bitmaps.keep) = Some(keep);
         lock(&bitmaps.all).extend(found);
         bitmaps.mark_those_there_are();
@@ -235,7 +235,7 @@ impl Disk {
     /// # Errors
     /// Where that cannot be written: after a stop the bitmaps are lost.
     pub async fn rebind_bitmaps(&self, io: &Io, binding: Binding) -> std::io::Result<()> {
-        let bitmaps = &self.shared.bitmaps;
+        let bitmaps = &self.shared.medium.bitmaps;
         let _alone = self.bitmaps_alone().await;
         *lock(&bitmaps.next) = None;
         let Some(keep) = bitmaps.keep() else { return Ok(()) };
@@ -253,7 +253,7 @@ impl Disk {
     /// # Errors
     /// Where that cannot be noted.
     pub async fn announce_rebind(&self, io: &Io, binding: Binding) -> std::io::Result<()> {
-        let bitmaps = &self.shared.bitmaps;
+        let bitmaps = &self.shared.medium.bitmaps;
         let _alone = self.bitmaps_alone().await;
         let Some(keep) = bitmaps.keep() else {
             *lock(&bitmaps.next) = Some(binding);
@@ -270,26 +270,26 @@ impl Disk {
 
     /// The image that it is about to go on in, where bitmaps are kept.
     pub fn announced_image(&self) -> Option<Container> {
-        self.shared.bitmaps.keep()?.store.announced()
+        self.shared.medium.bitmaps.keep()?.store.announced()
     }
 
     /// It stays in its image, unlike [`Disk::announce_rebind`] has it.
     pub fn forget_announced(&self) {
-        let bitmaps = &self.shared.bitmaps;
+        let bitmaps = &self.shared.medium.bitmaps;
         *lock(&bitmaps.next) = None;
         bitmaps.keep().iter().for_each(|keep| keep.store.stays());
     }
 
     /// Where the bitmaps are kept, and their bits meanwhile: none where they are not.
     pub fn bitmap_sidecar(&self) -> Option<(Container, Arc<dyn BitMemory>)> {
-        let keep = self.shared.bitmaps.keep()?;
+        let keep = self.shared.medium.bitmaps.keep()?;
         Some((keep.store.sidecar().clone(), keep.store.memory().clone()))
     }
 
     /// The image is closed, and another has what was kept of it: nothing of that is known here any more. What was kept nowhere
     /// is.
     pub fn forget_bitmaps(&self) {
-        let bitmaps = &self.shared.bitmaps;
+        let bitmaps = &self.shared.medium.bitmaps;
         lock(&bitmaps.all).retain(|one| !one.persistent);
         bitmaps.mark_those_there_are();
         *lock(&bitmaps.keep) = None;
@@ -299,7 +299,7 @@ impl Disk {
     /// The image is closed, and the bitmaps are written as they are; where there is none any more their file goes. After the
     /// last request.
     pub(crate) async fn close_bitmaps(&self, io: &Io) -> Result<(), Error> {
-        let bitmaps = &self.shared.bitmaps;
+        let bitmaps = &self.shared.medium.bitmaps;
         let Some(keep) = bitmaps.keep() else { return Ok(()) };
         let _alone = self.bitmaps_alone().await;
         let all = lock(&bitmaps.all).clone();
@@ -327,7 +327,7 @@ impl Disk {
     #[cfg(feature = "sabotage")]
     #[doc(hidden)]
     pub fn sabotage_bitmaps(&self, wrongs: BitmapWrongs) {
-        lock(&self.shared.bitmaps.marked).wrongs = wrongs;
+        lock(&self.shared.medium.bitmaps.marked).wrongs = wrongs;
     }
 }
 

@@ -120,7 +120,7 @@ impl Pass<'_> {
         let block = place.move_back(skip);
         let mut buffer = io.buffer(align as usize).map_err(Error::Os)?;
         self.stats.record_bounced(part.len(), block.cipher.is_some());
-        let _alone = self.shared.gate.alone().await;
+        let _alone = self.medium.gate.alone().await;
         self.read_clear(io, block, &mut buffer).await?;
         part.copy_into(&buffer.mem().window(skip as usize, part.len()));
         encipher(&block, &mut buffer);

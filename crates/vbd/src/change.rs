@@ -124,7 +124,7 @@ impl Quiesced<'_> {
         let shared = &self.vbd.shared;
         // Nor does it grow now.
         let _alone = self.vbd.alone();
-        let (size, new) = (shared.size.load(Relaxed), image.info().size);
+        let (size, new) = (shared.medium.size.load(Relaxed), image.info().size);
         let fits = match sized {
             Size::Same => is_of_size(&*image, size),
             Size::NotSmaller => is_of_size(&*image, size) || new >= size,
@@ -133,7 +133,7 @@ impl Quiesced<'_> {
         if !fits {
             return Err(Error::Range);
         }
-        if image.info().read_only && !shared.info.read_only {
+        if image.info().read_only && !shared.medium.info.read_only {
             return Err(Error::ReadOnly);
         }
         let mut next = Current::new(image);
@@ -143,7 +143,7 @@ impl Quiesced<'_> {
             std::mem::replace(&mut *current, next)
         })?;
         if sized != Size::Same {
-            shared.size.store(new, Relaxed);
+            shared.medium.size.store(new, Relaxed);
         }
         shared.door.replaced();
         self.vbd.has_moved();

@@ -17,7 +17,7 @@ impl Pass<'_> {
         mode: Discard,
         durable: bool,
     ) -> Result<(), Error> {
-        if mode == Discard::Free && self.shared.keeps_space.load(Relaxed) {
+        if mode == Discard::Free && self.medium.keeps_space.load(Relaxed) {
             return Ok(());
         }
         let (first, last) = self.whole_units(offset, len);
@@ -25,7 +25,7 @@ impl Pass<'_> {
             // An image that frees its room by itself waits for writes that have yet to find theirs;
             // those may in turn wait for the gate.
             let ticket = match self.image.epochs() {
-                None => Some(self.shared.gate.enter(self.writers).await),
+                None => Some(self.medium.gate.enter(self.writers).await),
                 Some(_) => None,
             };
             self.image.discard(io, first, last - first, mode).await?;
@@ -46,7 +46,7 @@ impl Pass<'_> {
         durable: bool,
     ) -> Result<(), Error> {
         let end = offset + len;
-        let unmap = unmap && !self.shared.keeps_space.load(Relaxed);
+        let unmap = unmap && !self.medium.keeps_space.load(Relaxed);
         let (first, last) = self.whole_units(offset, len);
         if fast && (first > offset || last < end) {
             return Err(Error::Unsupported);
@@ -92,7 +92,7 @@ impl Pass<'_> {
         let end = offset + len;
         let first = offset.next_multiple_of(unit);
         // The last unit may be cut short by the disk's own end.
-        let last = if end == self.shared.size() { end } else { end - end % unit };
+        let last = if end == self.medium.size() { end } else { end - end % unit };
         (first, last)
     }
 }

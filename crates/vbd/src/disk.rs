@@ -1,6 +1,6 @@
 //! The device as all share it who serve it.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use ringtap_image::qcow2::BitmapSet;
@@ -8,8 +8,6 @@ use ringtap_image::{CacheMode, Container, Epochs, Error, Image, Info};
 use ringtap_io::{Io, Panic};
 use tracing::Span;
 
-use crate::Vbd;
-use crate::bitmaps::Bitmaps;
 use crate::door::Door;
 use crate::failures::{Failures, Refusal};
 use crate::filter::Filters;
@@ -20,11 +18,11 @@ use crate::health::{Health, Listening};
 use crate::hold::Hold;
 use crate::level::Level;
 use crate::limits::{Limits, Throttle, ThrottleGroup};
+use crate::medium::Medium;
 use crate::name::Name;
 use crate::placement::Placement;
 use crate::shares::{BackingDevice, Share};
 use crate::stats::{Latencies, QueueStats, Stats};
-use crate::track::Trackers;
 
 /// The image that a disk is at present; whoever serves it has a fork.
 pub(crate) struct Current {
@@ -60,17 +58,12 @@ impl Current {
 }
 
 pub(crate) struct Shared {
-    pub(crate) info: Info,
-    pub(crate) cache: CacheMode,
-    pub(crate) size: AtomicU64,
+    pub(crate) medium: Medium,
     pub(crate) growing: Mutex<()>,
-    /// Those who want writes to be stable when they are answered: the operator, and each [`WriteThrough`].
-    writethrough: AtomicUsize,
     pub(crate) current: Arc<Mutex<Current>>,
     pub(crate) door: Arc<Door>,
     /// Requests that wait for room.
     pub(crate) full: Arc<Full>,
-    pub(crate) gate: Arc<Gate>,
     pub(crate) health: Arc<Health>,
     /// Wakes who waits for a request that may never end, when the disk is stopped.
     _abandoned: Listening,
@@ -79,14 +72,10 @@ pub(crate) struct Shared {
     pub(crate) failures: Failures,
     pub(crate) hold: Hold,
     placement: Placement,
-    pub(crate) trackers: Trackers,
-    pub(crate) bitmaps: Bitmaps,
     pub(crate) filters: Filters,
     pub(crate) throttle: Arc<Throttle>,
     /// Its size is not to change now.
     pub(crate) pinned: AtomicBool,
-    /// Discards free nothing, and neither do zeros.
-    pub(crate) keeps_space: AtomicBool,
 }
 
 /// Says of one transport of a device whether its writes must be stable when they are answered, because who uses it
@@ -100,8 +89,8 @@ impl WriteThrough {
     /// Whether it is wanted from now on.
     pub fn set(&mut self, wanted: bool) {
         match (std::mem::replace(&mut self.wanted, wanted), wanted) {
-            (false, true) => _ = self.shared.writethrough.fetch_add(1, Relaxed),
-            (true, false) => _ = self.shared.writethrough.fetch_sub(1, Relaxed),
+            (false, true) => _ = self.shared.medium.writethrough.fetch_add(1, Relaxed),
+            (true, false) => _ = self.shared.medium.writethrough.fetch_sub(1, Relaxed),
             _ => {}
         }
     }
@@ -114,7 +103,7 @@ impl Drop for WriteThrough {
 }
 
 /// A virtual block device: its facts, and what all its queues share. Cheap to clone; a queue thread serves it
-/// by a [`Vbd`] of its own, from [`Disk::fork`].
+/// by a [`crate::Vbd`] of its own, from [`Disk::fork`].
 #[derive(Clone)]
 pub struct Disk {
     pub(crate) shared: Arc<Shared>,
@@ -132,12 +121,6 @@ impl WeakDisk {
     /// The disk, while somebody serves it.
     pub fn upgrade(&self) -> Option<Disk> {
         self.0.upgrade().map(|shared| Disk { shared, shown: None, given_up: Arc::default() })
-    }
-}
-
-impl From<Vbd> for Disk {
-    fn from(vbd: Vbd) -> Disk {
-        vbd.disk().clone()
     }
 }
 
@@ -159,15 +142,11 @@ impl Disk {
             throttle.abandon();
         });
         let shared = Arc::new(Shared {
-            cache,
-            size: AtomicU64::new(info.size),
-            info,
+            medium: Medium::new(info, cache, gate),
             growing: Mutex::default(),
-            writethrough: AtomicUsize::new(cache.writethrough().into()),
             current,
             door,
             full,
-            gate,
             health,
             _abandoned: abandoned,
             stats: Mutex::default(),
@@ -175,12 +154,9 @@ impl Disk {
             failures: Failures::new(Span::none()),
             hold: Hold::default(),
             placement: Placement::default(),
-            trackers: Trackers::default(),
-            bitmaps: Bitmaps::default(),
             filters: Filters::default(),
             throttle,
             pinned: AtomicBool::new(false),
-            keeps_space: AtomicBool::new(false),
         });
         Disk { shared, shown: None, given_up: Arc::default() }
     }
@@ -236,11 +212,6 @@ impl Disk {
         WeakDisk(Arc::downgrade(&self.shared))
     }
 
-    /// The disk for a queue thread. A panic on the way stops the device, and goes on to the caller.
-    pub fn fork(&self) -> Vbd {
-        Vbd::of(self.clone())
-    }
-
     /// A handle of the image as it is now.
     pub(crate) fn level(&self) -> Level {
         let made = {
@@ -286,12 +257,12 @@ impl Disk {
     /// The facts of the image, as they are shown. Its `size` is that at opening; see [`Disk::size`].
     #[inline]
     pub fn info(&self) -> &Info {
-        self.shown.as_deref().unwrap_or(&self.shared.info)
+        self.shown.as_deref().unwrap_or(&self.shared.medium.info)
     }
 
     /// Bytes the guest sees now.
     pub fn size(&self) -> u64 {
-        self.shared.size()
+        self.shared.medium.size()
     }
 
     /// Look again how large the image is; true if that changed. EBUSY as for [`Disk::grow`].
@@ -300,7 +271,7 @@ impl Disk {
         let _alone = self.alone();
         self.check_unpinned()?;
         let size = self.with_image(|image| image.current_size())??;
-        Ok(self.shared.size.swap(size, Relaxed) != size)
+        Ok(self.shared.medium.size.swap(size, Relaxed) != size)
     }
 
     /// Make the disk large enough for `end` bytes, where its image can grow. Others learn of that when
@@ -311,7 +282,7 @@ impl Disk {
         self.check_unpinned()?;
         if end >= self.size() {
             self.with_image(|image| image.grow(end))??;
-            self.shared.size.store(end, Relaxed);
+            self.shared.medium.size.store(end, Relaxed);
         }
         Ok(())
     }
@@ -340,7 +311,7 @@ impl Disk {
 
     /// Whether the space of what is discarded, or becomes zeros, stays the image's from now on.
     pub fn keep_space(&self, keep: bool) {
-        self.shared.keeps_space.store(keep, Relaxed);
+        self.shared.medium.keeps_space.store(keep, Relaxed);
     }
 
     /// Requests that wait for room are tried again.
@@ -349,7 +320,7 @@ impl Disk {
     }
 
     /// Have requests wait before they begin, from now on and until [`Disk::go_on`]; gives whether they did before. Those in
-    /// flight go on to their end: [`Vbd::quiesce`] waits for that. Jobs and snapshots find the disk as ever.
+    /// flight go on to their end: [`crate::Vbd::quiesce`] waits for that. Jobs and snapshots find the disk as ever.
     pub fn pause(&self) -> bool {
         self.shared.door.pause(true)
     }
@@ -458,7 +429,7 @@ impl Disk {
 
     /// Leave the image as other programs expect it. After the last request.
     pub async fn close(&self, io: &Io) -> Result<(), Error> {
-        if self.shared.info.read_only {
+        if self.shared.medium.info.read_only {
             return Ok(());
         }
         let health = &self.shared.health;
@@ -483,12 +454,12 @@ impl Disk {
 
     /// Host caching, as the operator chose.
     pub fn cache(&self) -> CacheMode {
-        self.shared.cache
+        self.shared.medium.cache
     }
 
     /// Whether acknowledged writes may still be volatile, so that the guest has to flush.
     pub fn write_cache(&self) -> bool {
-        self.shared.write_cache()
+        self.shared.medium.write_cache()
     }
 
     /// A voice in that for one of those who serve the device; it wants nothing yet.
@@ -522,15 +493,6 @@ pub(crate) fn lock(current: &Mutex<Current>) -> MutexGuard<'_, Current> {
 }
 
 impl Shared {
-    #[inline]
-    pub(crate) fn size(&self) -> u64 {
-        self.size.load(Relaxed)
-    }
-
-    pub(crate) fn write_cache(&self) -> bool {
-        self.writethrough.load(Relaxed) == 0
-    }
-
     pub(crate) fn add_stats(&self) -> Arc<QueueStats> {
         let stats = Arc::new(QueueStats::default());
         let mut all = self.stats.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,7 +1,7 @@
 //! What a device is doing, as it is told to people: its layers, its queues, who uses it.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, OnceLock, PoisonError};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use ringtap_image::LayerState;
@@ -12,6 +12,7 @@ use crate::disk::lock;
 use crate::in_flight::Pending;
 use crate::limits::{Fairness, Waited};
 use crate::stats::QueueStats;
+use crate::told::Served;
 use crate::{Disk, Vbd};
 
 /// A device as it is at this moment, or nearly: nothing stops for whoever looks.
@@ -72,22 +73,6 @@ pub struct Poll {
     pub state: &'static str,
     /// How long it would spin for such an event as it waited for last.
     pub window_ns: u64,
-}
-
-/// Who a queue serves.
-#[derive(Debug)]
-struct Served {
-    transport: &'static str,
-    peer: String,
-    queue: u16,
-}
-
-/// What a queue's thread tells of itself.
-#[derive(Debug, Default)]
-pub(crate) struct Told {
-    served: OnceLock<Served>,
-    /// The window; the lowest bit says whether it spins.
-    poll: AtomicU64,
 }
 
 impl Vbd {

@@ -3,15 +3,14 @@
 use std::sync::Arc;
 
 use ringtap_image::qcow2::BitmapSet;
-use ringtap_image::{Discard, Epochs, Error, Extent, Image, InFlight};
-use ringtap_io::{Io, Mem, probes};
+use ringtap_image::{Discard, Epochs, Error, Image, InFlight};
+use ringtap_io::{Io, probes};
 
-use crate::disk::Shared;
 use crate::former::Former;
 use crate::gate::Writers;
+use crate::medium::Medium;
 use crate::stats::QueueStats;
 use crate::track::Changing;
-use crate::transfer::Place;
 use crate::{Kind, Request};
 
 /// After the first what was freed is not referred to any more, after the others nobody can be looking at it.
@@ -57,7 +56,7 @@ impl Level {
 #[derive(Clone, Copy)]
 pub(crate) struct Pass<'a> {
     pub(crate) image: &'a dyn Image,
-    pub(crate) shared: &'a Shared,
+    pub(crate) medium: &'a Medium,
     pub(crate) writers: &'a Writers,
     pub(crate) stats: &'a QueueStats,
     level: &'a Level,
@@ -68,12 +67,12 @@ pub(crate) struct Pass<'a> {
 impl<'a> Pass<'a> {
     pub(crate) fn new(
         level: &'a Level,
-        shared: &'a Shared,
+        medium: &'a Medium,
         writers: &'a Writers,
         stats: &'a QueueStats,
         read_only: bool,
     ) -> Pass<'a> {
-        Pass { image: &*level.image, shared, writers, stats, level, read_only }
+        Pass { image: &*level.image, medium, writers, stats, level, read_only }
     }
 
     /// Carry a request out.
@@ -81,7 +80,7 @@ impl<'a> Pass<'a> {
     pub(crate) async fn carry_out(&self, io: &Io, request: &Request) -> Result<(), Error> {
         let Request { kind, offset, len, mem, .. } = *request;
         let end = offset.checked_add(len).ok_or(Error::Range)?;
-        if end > self.shared.size() {
+        if end > self.medium.size() {
             return Err(Error::Range);
         }
         match kind {
@@ -90,21 +89,21 @@ impl<'a> Pass<'a> {
             _ if self.read_only => Err(Error::ReadOnly),
             Kind::Write => {
                 let _changing = self.note(offset, len);
-                if let Some(keep) = self.shared.bitmaps.note(offset, len) {
+                if let Some(keep) = self.medium.bitmaps.note(offset, len) {
                     Box::pin(keep.log(io, offset..end)).await;
                 }
                 self.write(io, offset, mem, self.durable(request)).await
             }
             Kind::Discard => {
                 let _changing = self.note(offset, len);
-                if let Some(keep) = self.shared.bitmaps.note(offset, len) {
+                if let Some(keep) = self.medium.bitmaps.note(offset, len) {
                     Box::pin(keep.log(io, offset..end)).await;
                 }
                 self.discard(io, offset, len, Discard::Free, self.durable(request)).await
             }
             Kind::WriteZeroes { unmap, fast } => {
                 let _changing = self.note(offset, len);
-                if let Some(keep) = self.shared.bitmaps.note(offset, len) {
+                if let Some(keep) = self.medium.bitmaps.note(offset, len) {
                     Box::pin(keep.log(io, offset..end)).await;
                 }
                 self.write_zeroes(io, offset, len, unmap, fast, self.durable(request)).await
@@ -118,7 +117,7 @@ impl<'a> Pass<'a> {
         if let Some(bitmaps) = &self.level.bitmaps {
             bitmaps.note(offset, len);
         }
-        if let Some(keep) = self.shared.bitmaps.note(offset, len) {
+        if let Some(keep) = self.medium.bitmaps.note(offset, len) {
             keep.log(io, offset..offset + len).await;
         }
         let durable = self.durable(request);
@@ -135,9 +134,9 @@ impl<'a> Pass<'a> {
     /// Whether a request changes the disk, if it is carried out at all.
     pub(crate) fn may_change(&self, request: &Request) -> bool {
         let inside =
-            request.offset.checked_add(request.len).is_some_and(|end| end <= self.shared.size());
+            request.offset.checked_add(request.len).is_some_and(|end| end <= self.medium.size());
         let changes = !matches!(request.kind, Kind::Read | Kind::Flush);
-        inside && changes && !self.shared.info.read_only
+        inside && changes && !self.medium.info.read_only
     }
 
     /// Note in bitmaps what is about to change: before anything does, for the server may be killed in
@@ -147,16 +146,16 @@ impl<'a> Pass<'a> {
         if let Some(bitmaps) = &self.level.bitmaps {
             bitmaps.note(offset, len);
         }
-        Changing::new(&self.shared.trackers, offset, len)
+        Changing::new(&self.medium.trackers, offset, len)
     }
 
     fn durable(&self, request: &Request) -> bool {
-        let wanted = request.fua || !self.shared.write_cache();
-        wanted && self.shared.cache.flushes()
+        let wanted = request.fua || !self.medium.write_cache();
+        wanted && self.medium.cache.flushes()
     }
 
     pub(crate) async fn flush(&self, io: &Io) -> Result<(), Error> {
-        if self.shared.cache.flushes() && !self.shared.info.read_only {
+        if self.medium.cache.flushes() && !self.medium.info.read_only {
             let began = io.now();
             probes::flush_start();
             let end = self.flush_all(io).await;
@@ -178,20 +177,9 @@ impl<'a> Pass<'a> {
     pub(crate) async fn compress(&self, io: &Io, offset: u64, bytes: &[u8]) -> Result<(), Error> {
         let len = bytes.len() as u64;
         let _changing = self.note(offset, len);
-        if let Some(keep) = self.shared.bitmaps.note(offset, len) {
+        if let Some(keep) = self.medium.bitmaps.note(offset, len) {
             keep.log(io, offset..offset + len).await;
         }
         self.image.compress(io, offset, bytes).await
-    }
-
-    /// Whether memory goes to that place as it is, see [`crate::Vbd::moves_untouched`].
-    pub(crate) fn moves_untouched(&self, write: bool, offset: u64, len: u64) -> bool {
-        let extent = self.image.map(offset, len);
-        let Extent::Data { file, offset, len: there, writable, cipher } = extent else {
-            return false;
-        };
-        let place = Place { file, offset, cipher };
-        let whole = there >= len && (writable || !write);
-        whole && self.direct(&place, &Mem::of_kernel(0, len as usize))
     }
 }

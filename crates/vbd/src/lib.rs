@@ -37,6 +37,7 @@ mod keep_models;
 mod level;
 mod limits;
 mod map;
+mod medium;
 mod mirror;
 mod moment;
 mod name;
@@ -53,6 +54,7 @@ mod stats;
 mod stream;
 #[cfg(test)]
 mod timed;
+mod told;
 mod track;
 #[cfg(all(test, feature = "shuttle"))]
 mod track_models;

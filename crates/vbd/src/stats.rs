@@ -7,7 +7,7 @@ use ringtap_io::probes;
 use serde::Serialize;
 
 use crate::in_flight::InFlight;
-use crate::inspect::Told;
+use crate::told::Told;
 use crate::{Kind, Request};
 
 /// Latencies are kept in buckets of 1/8 of a power of two: at most 12.5 % wide.

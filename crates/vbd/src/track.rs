@@ -109,7 +109,7 @@ pub struct Tracker {
 
 impl Drop for Tracker {
     fn drop(&mut self) {
-        self.disk.iter().for_each(|disk| disk.shared.trackers.remove(&self.map));
+        self.disk.iter().for_each(|disk| disk.shared.medium.trackers.remove(&self.map));
     }
 }
 
@@ -119,7 +119,7 @@ impl Disk {
     /// there for who reads the disk from now on.
     pub fn track(&self, granularity: u64) -> Tracker {
         let map = Arc::new(Map::new(granularity));
-        self.shared.trackers.add(map.clone());
+        self.shared.medium.trackers.add(map.clone());
         Tracker { disk: Some(self.clone()), map }
     }
 }

@@ -178,7 +178,7 @@ impl Pass<'_> {
         let end = if self.image.info().request_alignment == 1 {
             io.write(file, offset, mem, durable).await
         } else {
-            let ticket = self.shared.gate.enter(self.writers).await;
+            let ticket = self.medium.gate.enter(self.writers).await;
             let end = io.write(file, offset, mem, durable).await;
             drop(ticket);
             end
@@ -194,6 +194,17 @@ impl Pass<'_> {
         (place.offset | mem.len() as u64) & mask == 0
             && (info.memory_alignment == 1 || mem.is_aligned(info.memory_alignment))
             && place.cipher.is_none()
+    }
+
+    /// Whether memory goes to that place as it is, see [`crate::Vbd::moves_untouched`].
+    pub(crate) fn moves_untouched(&self, write: bool, offset: u64, len: u64) -> bool {
+        let extent = self.image.map(offset, len);
+        let Extent::Data { file, offset, len: there, writable, cipher } = extent else {
+            return false;
+        };
+        let place = Place { file, offset, cipher };
+        let whole = there >= len && (writable || !write);
+        whole && self.direct(&place, &Mem::of_kernel(0, len as usize))
     }
 }
 

@@ -38,6 +38,19 @@ impl Deref for Vbd {
     }
 }
 
+impl From<Vbd> for Disk {
+    fn from(vbd: Vbd) -> Disk {
+        vbd.disk
+    }
+}
+
+impl Disk {
+    /// The disk for a queue thread. A panic on the way stops the device, and goes on to the caller.
+    pub fn fork(&self) -> Vbd {
+        Vbd::of(self.clone())
+    }
+}
+
 impl Vbd {
     /// A device on an image.
     pub fn new(image: Box<dyn Image>, cache: CacheMode) -> Vbd {
@@ -55,7 +68,7 @@ impl Vbd {
 
     pub(crate) fn of(disk: Disk) -> Vbd {
         let level = RefCell::new(disk.level());
-        let (writers, stats) = (disk.shared.gate.add_writers(), disk.shared.add_stats());
+        let (writers, stats) = (disk.shared.medium.gate.add_writers(), disk.shared.add_stats());
         let health = disk.shared.health.clone();
         Vbd { disk, level, writers, health, lines: Box::default(), stats }
     }
@@ -136,7 +149,7 @@ impl Vbd {
     #[inline]
     fn pass<'a>(&'a self, level: &'a Level) -> Pass<'a> {
         let read_only = self.disk.info().read_only;
-        Pass::new(level, &self.disk.shared, &self.writers, &self.stats, read_only)
+        Pass::new(level, &self.disk.shared.medium, &self.writers, &self.stats, read_only)
     }
 
     /// Serve one request to its end. A panic on the way stops the device, and the request fails.
@@ -234,11 +247,24 @@ impl Vbd {
             }
             let end = self.within(async |pass| {
                 // Who pauses the disk waits for those that were here before.
-                if door.is_paused() { None } else { Some(filtered(io, pass, request).await) }
+                if door.is_paused() { None } else { Some(self.filtered(io, pass, request).await) }
             });
             if let Some(end) = end.await {
                 return end;
             }
+        }
+    }
+
+    /// Carry out a request, past the filters that there are.
+    async fn filtered(&self, io: &Io, pass: Pass<'_>, request: &Request) -> Result<(), Error> {
+        if !pass.may_change(request) {
+            return pass.carry_out(io, request).await;
+        }
+        let (filters, offset) = (&self.disk.shared.filters, request.offset);
+        filters.before_write(io, pass, offset..offset + request.len).await?;
+        match filters.also() {
+            Some(filter) => filter.also_write(io, pass, request).await,
+            None => pass.carry_out(io, request).await,
         }
     }
 
@@ -310,7 +336,8 @@ impl Vbd {
     /// as [`Vbd::moves_untouched`], of an image whose clusters never come to hold something else. Not while limits count
     /// requests, for it takes two.
     pub fn lends_pages(&self, offset: u64, len: u64) -> bool {
-        let stays = self.level().image.epochs().is_none() && !self.disk.shared.cache.direct();
+        let stays =
+            self.level().image.epochs().is_none() && !self.disk.shared.medium.cache.direct();
         stays && !self.may_be_held() && self.moves_untouched(Kind::Read, offset, len)
     }
 
@@ -380,18 +407,5 @@ impl Vbd {
         }
         let work = self.within(async |pass| pass.image.status(io, offset, len).await);
         self.health.contain_all(work).await
-    }
-}
-
-/// Carry out a request, past the filters that there are.
-async fn filtered(io: &Io, pass: Pass<'_>, request: &Request) -> Result<(), Error> {
-    if !pass.may_change(request) {
-        return pass.carry_out(io, request).await;
-    }
-    let (filters, offset) = (&pass.shared.filters, request.offset);
-    filters.before_write(io, pass, offset..offset + request.len).await?;
-    match filters.also() {
-        Some(filter) => filter.also_write(io, pass, request).await,
-        None => pass.carry_out(io, request).await,
     }
 }

@@ -17,7 +17,7 @@ pub struct BitmapsAlone(Disk);
 
 impl Drop for BitmapsAlone {
     fn drop(&mut self) {
-        let turns = &self.0.shared.bitmaps.turns;
+        let turns = &self.0.shared.medium.bitmaps.turns;
         turns.taken.store(false, SeqCst);
         turns.over.notify();
     }
@@ -27,7 +27,7 @@ impl Disk {
     /// Wait until nobody else changes its bitmaps. Not while the disk stands still by the same caller: who changes
     /// them has it stand still.
     pub async fn bitmaps_alone(&self) -> BitmapsAlone {
-        let turns = &self.shared.bitmaps.turns;
+        let turns = &self.shared.medium.bitmaps.turns;
         loop {
             let over = turns.over.listen();
             if !turns.taken.swap(true, SeqCst) {

@@ -78,7 +78,7 @@ pub struct StagedBitmaps {
 impl Drop for StagedBitmaps {
     fn drop(&mut self) {
         if !self.committed {
-            let bitmaps = &self.disk.shared.bitmaps;
+            let bitmaps = &self.disk.shared.medium.bitmaps;
             let whole = self.whole.iter().map(|(keep, _)| keep);
             let put = self.put.iter().map(|(keep, _)| keep);
             whole.chain(put).for_each(|keep| keep.store.forget());
@@ -91,7 +91,7 @@ impl Drop for StagedBitmaps {
 
 impl Disk {
     pub(super) fn new_marks(&self, granularity: u64, persistent: bool) -> Arc<Tracker> {
-        let keep = self.shared.bitmaps.keep().filter(|_| persistent);
+        let keep = self.shared.medium.bitmaps.keep().filter(|_| persistent);
         let map = match keep {
             Some(keep) => Map::outliving(granularity, keep.store.memory().clone(), new_number()),
             None => Map::new(granularity),
@@ -109,7 +109,7 @@ impl Disk {
         changes: Vec<BitmapChange>,
     ) -> Result<StagedBitmaps, Error> {
         let alone = self.bitmaps_alone().await;
-        let mut after = lock(&self.shared.bitmaps.all).clone();
+        let mut after = lock(&self.shared.medium.bitmaps.all).clone();
         let persistent = |all: &[DirtyBitmap], name: &str| {
             all.iter().any(|one| one.name == name && one.persistent)
         };
@@ -123,7 +123,7 @@ impl Disk {
         let (whole, put, presented) = (None, None, None);
         let mut staged =
             StagedBitmaps { disk, after, fills, whole, put, presented, committed, _alone };
-        if let Some(keep) = self.shared.bitmaps.keep().filter(|_| kept) {
+        if let Some(keep) = self.shared.medium.bitmaps.keep().filter(|_| kept) {
             let size = self.size();
             let place = keep.stage(io, room_for(&staged.after, size), size).await?;
             staged.whole = Some((keep, place));
@@ -184,7 +184,7 @@ impl StagedBitmaps {
 
     /// Now, while the disk stands still, the changes take place, in memory.
     pub async fn switch(&self, _: &Quiesced<'_>) {
-        let bitmaps = &self.disk.shared.bitmaps;
+        let bitmaps = &self.disk.shared.medium.bitmaps;
         let moment = || {
             for (to, from) in &self.fills {
                 from.iter().for_each(|from| to.map().merge(from.map(), self.disk.size()));
@@ -223,7 +223,7 @@ impl StagedBitmaps {
     /// # Errors
     /// Where that cannot be: everything is as before.
     pub async fn put(&mut self, io: &Io, part: Option<Part>) -> Result<(), Error> {
-        if self.whole.is_some() && self.disk.shared.bitmaps.flushes() {
+        if self.whole.is_some() && self.disk.shared.medium.bitmaps.flushes() {
             // What is not marked any more is stable first: a power cut would put it back to what it was before.
             self.disk.fork().flush(io).await?;
         }
@@ -252,7 +252,7 @@ impl StagedBitmaps {
     /// written the persistent ones are lost.
     pub async fn take_back(self, io: &Io) {
         let Some(keep) = &self.presented else { return };
-        let before = lock(&self.disk.shared.bitmaps.all).clone();
+        let before = lock(&self.disk.shared.medium.bitmaps.all).clone();
         if let Err(error) = write(keep, io, self.disk.size(), &before, How::Open).await {
             keep.give_up(io, error).await;
         }
@@ -260,7 +260,7 @@ impl StagedBitmaps {
 
     /// They were presented, and are the disk's.
     pub fn finish(mut self) {
-        let bitmaps = &self.disk.shared.bitmaps;
+        let bitmaps = &self.disk.shared.medium.bitmaps;
         self.presented.iter().for_each(|keep| keep.store.is_decided());
         let after = std::mem::take(&mut self.after);
         let before = std::mem::replace(&mut *lock(&bitmaps.all), after.clone());

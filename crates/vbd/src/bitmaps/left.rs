@@ -30,7 +30,7 @@ impl Disk {
         let (name, marks) = (bitmap.clone(), Arc::new(Tracker::of(Arc::new(map))));
         let (persistent, recording, lost) = (false, *recording, None);
         let one = DirtyBitmap { name, marks, persistent, recording, lost };
-        let bitmaps = &self.shared.bitmaps;
+        let bitmaps = &self.shared.medium.bitmaps;
         let mut all = lock(&bitmaps.all);
         let number = number.min(all.len());
         all.insert(number, one);
@@ -65,7 +65,7 @@ mod tests {
         let same: Vec<LeftMarks> = other.dirty_bitmaps().iter().map(DirtyBitmap::left).collect();
         assert_eq!(same, left);
         // One that does not record is marked by nobody.
-        other.shared.bitmaps.note(512 << 10, 65536);
+        other.shared.medium.bitmaps.note(512 << 10, 65536);
         let marked: Vec<u64> = other.dirty_bitmaps().iter().map(|one| one.marks.marked()).collect();
         assert_eq!(marked, [4 << 16, 1 << 16]);
         // What is kept nowhere stays where an image is closed for another process.

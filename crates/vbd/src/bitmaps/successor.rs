@@ -28,7 +28,7 @@ impl Disk {
 
 impl Drop for Successor {
     fn drop(&mut self) {
-        let bitmaps = &self.disk.shared.bitmaps;
+        let bitmaps = &self.disk.shared.medium.bitmaps;
         bitmaps.mark_no_more(self.marks.map());
         let is_used = lock(&bitmaps.all).iter().any(|one| Arc::ptr_eq(&one.marks, &self.marks));
         if let (Some(keep), Some(number)) = (bitmaps.keep(), self.marks.map().number()) {
@@ -42,7 +42,7 @@ impl Drop for Successor {
 impl Successor {
     fn new(disk: Disk, name: String, marks: Arc<Tracker>, recording: bool) -> Successor {
         if recording {
-            disk.shared.bitmaps.also_mark(marks.map());
+            disk.shared.medium.bitmaps.also_mark(marks.map());
         }
         Successor { disk, name, marks, recording }
     }

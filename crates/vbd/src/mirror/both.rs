@@ -87,7 +87,7 @@ impl Both {
         let waiting = self.target.wait();
         let ours = self.target.alone(&held).await;
         drop(waiting);
-        let mut changed = Changed { trackers: &pass.shared.trackers, range, but: None };
+        let mut changed = Changed { trackers: &pass.medium.trackers, range, but: None };
         let copy = match ours && request.kind == Kind::Write {
             true => io.buffer(request.mem.len()).ok(),
             false => None,
@@ -124,7 +124,7 @@ impl Both {
         brake: &Brake,
     ) -> Result<(), Error> {
         let mut changed =
-            Changed { trackers: &pass.shared.trackers, range: range.clone(), but: None };
+            Changed { trackers: &pass.medium.trackers, range: range.clone(), but: None };
         let held = match request.kind {
             Kind::Write => self.goes_on(io, range.clone(), brake).await,
             _ => None,
