@@ -8,7 +8,8 @@ use ringtap_io::{Event, Io, Time, probes};
 use serde::Serialize;
 
 use crate::Disk;
-use crate::backup::Moment;
+use crate::backup::moment::Moment;
+use crate::phase::{Cancelled, PHASES, Phase};
 use crate::shares::Tenant;
 use crate::trouble::{Action, IoStatus, Trouble};
 use crate::unfinished::Unfinished;
@@ -17,42 +18,6 @@ use crate::unfinished::Unfinished;
 const NAP: Time = 100_000_000;
 /// Nanoseconds that a rate is measured over.
 const WINDOW: Time = 1_000_000_000;
-
-/// What a job is doing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Phase {
-    /// It has not begun.
-    Waiting,
-    /// It copies what there was when it began.
-    Copying,
-    /// It copies what has changed meanwhile.
-    Following,
-    /// It copies what has changed, and requests change the disk and its copy both.
-    Both,
-    /// The copy has been as good as the disk, and follows it; it ends when [`Job::complete`] is called.
-    Ready,
-    /// Nothing is left but the end, which comes when [`Job::finalize`] is called; the copy is kept as good as the disk.
-    Pending,
-    /// The disk is to stand still, or does, for the end.
-    Ending,
-    /// It has ended well.
-    Done,
-    /// It has failed, or was cancelled.
-    Failed,
-}
-
-const PHASES: [Phase; 9] = [
-    Phase::Waiting,
-    Phase::Copying,
-    Phase::Following,
-    Phase::Both,
-    Phase::Ready,
-    Phase::Pending,
-    Phase::Ending,
-    Phase::Done,
-    Phase::Failed,
-];
 
 /// How far a job is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -138,11 +103,6 @@ pub struct Wishes {
 /// A job's handle: any thread may look at the job and steer it. Clones are the same job's.
 #[derive(Clone, Default)]
 pub struct Job(Arc<Inner>);
-
-/// The job was cancelled.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("cancelled")]
-pub struct Cancelled;
 
 impl Job {
     /// The handle of a job that has yet to begin.

@@ -41,6 +41,7 @@ mod medium;
 mod mirror;
 mod moment;
 mod name;
+mod phase;
 mod placement;
 mod ranges;
 #[cfg(all(test, feature = "shuttle"))]
@@ -79,13 +80,14 @@ pub use former::Former;
 pub use health::{Health, Listening};
 pub use in_flight::Pending;
 pub use inspect::{Connection, DeviceState, Poll, QueueState};
-pub use job::{Behind, Cancelled, Job, JobProgress, Phase, Wishes};
+pub use job::{Behind, Job, JobProgress, Wishes};
 pub use limits::{Fairness, Limits, Rate, Rates, ThrottleGroup, Waited};
 #[cfg(feature = "sabotage")]
 #[doc(hidden)]
 pub use mirror::Wrongs;
 pub use mirror::{Ending, Mirror, MirrorError, Scope};
 pub use name::{DISK, LABEL, disk_span, shortened};
+pub use phase::{Cancelled, Phase};
 pub use placement::{Placement, Processors};
 pub use request::{Kind, Request};
 pub use ringtap_image::Error;

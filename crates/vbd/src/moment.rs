@@ -7,7 +7,7 @@ use ringtap_image::{Boxed, Error, Extent, Image, Info, Status};
 use ringtap_io::{Io, Mem};
 
 use crate::backup::{Moment, Moments, View};
-use crate::mirror::MirrorError;
+use crate::mirror::error::MirrorError;
 use crate::track::Tracker;
 
 /// The image. Forks share it.

@@ -6,7 +6,7 @@ use ringtap_image::bitmap_store::BitPage;
 use ringtap_io::Time;
 
 use crate::Disk;
-use crate::job::Phase;
+use crate::phase::Phase;
 use crate::track::Tracker;
 
 /// A mirror that was left. For as long as this is there it notes what changes of the disk.

@@ -1,11 +1,12 @@
 //! A moment that one job leaves and another goes on with, here or in another process.
 
-use super::{Backup, Breaks, Kept, Moment};
+use super::begin::Backup;
+use super::kept::Kept;
+use super::moment::Moment;
 use crate::Successor;
 use crate::job::Job;
 use crate::map::Map;
-use crate::mirror::MirrorError;
-use crate::trouble::OnErrors;
+use crate::mirror::error::MirrorError;
 use crate::unfinished::LeftToSave;
 
 impl Backup {
@@ -27,17 +28,6 @@ impl Backup {
 }
 
 impl Moment {
-    /// The same, where the job that saves it does that about errors.
-    pub fn with_errors(mut self, on_errors: OnErrors) -> Moment {
-        // A node that keeps a moment for which requests fail has no job, and they may wait.
-        let has_job = self.kept.breaks == Breaks::Moment;
-        let target = &self.kept.target.disk;
-        self.deals_with_no_room = has_job.then(|| OnErrors::deals_with_no_room(target));
-        self.on_errors = on_errors;
-        self.kept.keeps_until_stable(on_errors);
-        self
-    }
-
     /// What of it is still to be saved.
     pub fn left(&self) -> LeftToSave {
         let Kept { left, granularity, size, zeroed, some, limit, .. } = &*self.kept;

@@ -3,17 +3,21 @@
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::rc::Rc;
+use std::sync::atomic::Ordering::SeqCst;
 
 use ringtap_io::Io;
 
-use super::{Kept, Moment, PIECE};
+use super::aside::PIECE;
+use super::kept::Kept;
+use super::moment::Moment;
 use crate::Vbd;
-use crate::job::{Cancelled, Job, Pace};
+use crate::job::{Job, Pace};
 use crate::level::Pass;
-use crate::mirror::MirrorError;
 use crate::mirror::again::Attempt;
 use crate::mirror::content::{Content, give};
-use crate::mirror::together::together;
+use crate::mirror::error::MirrorError;
+use crate::mirror::together::{beside, together, within};
+use crate::phase::{Cancelled, Phase};
 
 /// How many regions are on their way from scratch at once.
 const FROM_SCRATCH: usize = 4;
@@ -32,7 +36,68 @@ pub(super) struct Saving<'a> {
 }
 
 impl Moment {
-    pub(super) async fn save_all(&self, io: &Io, job: &Job) -> Result<(), MirrorError> {
+    /// Save all of it: then the target, which is made stable, is what the disk was, and requests wait for nothing more.
+    /// Where this fails the moment is lost, unless that was for another job ([`Moment::leave`]); the disk goes on as before.
+    pub async fn save(&self, io: &Io, job: &Job) -> Result<(), MirrorError> {
+        job.set_phase(Phase::Copying);
+        let target = &self.kept.target;
+        let cancelled = async {
+            job.cancelled().await;
+            if !job.is_for_next() {
+                target.fail(MirrorError::Cancelled);
+            }
+        };
+        let saved = async {
+            // Whoever waits for the job's rate, or its pause, need not go on for a target that has failed.
+            let end = within(self.save_all(io, job), target.broken()).await;
+            end.unwrap_or(Err(MirrorError::Lost))?;
+            Ok(job.finalized().await?)
+        };
+        let saved = async {
+            let end = beside(saved, cancelled).await;
+            if end.is_err() && self.is_left(job) {
+                within(self.empty_scratch(io), target.broken()).await;
+            }
+            end
+        };
+        let end = match beside(saved, self.kept.watch_for_silence(io)).await {
+            Ok(()) => {
+                self.saved.store(true, SeqCst);
+                Ok(())
+            }
+            Err(why) if self.is_left(job) => {
+                job.set_phase(Phase::Failed);
+                return Err(why);
+            }
+            Err(why) => {
+                let why = target.failed_by(why);
+                target.left_alone_for(io, self.kept.limit).await;
+                Err(why)
+            }
+        };
+        self.forget();
+        job.set_phase(if end.is_ok() { Phase::Done } else { Phase::Failed });
+        end
+    }
+
+    /// Keep it until the job is cancelled, and save only what requests change. Where this fails the moment is lost; the disk
+    /// goes on as before.
+    pub async fn hold(&self, io: &Io, job: &Job) -> Result<(), MirrorError> {
+        job.set_phase(Phase::Copying);
+        let target = &self.kept.target;
+        let cancelled = async {
+            job.cancelled().await;
+            target.fail(MirrorError::Cancelled);
+        };
+        beside(beside(target.broken(), cancelled), self.kept.watch_for_silence(io)).await;
+        let why = target.failed_by(MirrorError::Cancelled);
+        target.left_alone_for(io, self.kept.limit).await;
+        self.forget();
+        job.set_phase(Phase::Failed);
+        Err(why)
+    }
+
+    async fn save_all(&self, io: &Io, job: &Job) -> Result<(), MirrorError> {
         let kept = &*self.kept;
         let saving = Saving {
             moment: self,

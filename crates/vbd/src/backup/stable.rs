@@ -4,47 +4,18 @@
 use std::cell::Cell;
 use std::ops::Range;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::Ordering::SeqCst;
 
 use ringtap_io::Io;
 
-use super::Kept;
+use super::kept::Kept;
 use super::saving::Saving;
+use super::stability::Turn;
 use crate::level::Pass;
-use crate::mirror::MirrorError;
 use crate::mirror::again::Attempt;
+use crate::mirror::error::MirrorError;
 use crate::mirror::unstable::Flushing;
-use crate::trouble::{Action, OnError, OnErrors, Trouble};
-
-/// What is known of how stable the target is.
-#[derive(Default)]
-pub(super) struct Stability {
-    /// Scratch keeps what it brought to the target until that is stable there.
-    until: AtomicBool,
-    /// Whether the target is being made stable: by one at a time.
-    flushes: AtomicBool,
-    /// How often what was given to the target may have been lost.
-    lost: AtomicU64,
-}
-
-impl Stability {
-    pub(super) fn is_kept_until(&self) -> bool {
-        self.until.load(SeqCst)
-    }
-
-    pub(super) fn times_lost(&self) -> u64 {
-        self.lost.load(SeqCst)
-    }
-}
-
-/// Who makes the target stable.
-struct Turn<'a>(&'a Stability);
-
-impl Drop for Turn<'_> {
-    fn drop(&mut self) {
-        self.0.flushes.store(false, SeqCst);
-    }
-}
+use crate::trouble::{Action, Trouble};
 
 impl Saving<'_> {
     /// Make what the target has stable; whether it is. Else it was saved again, or is to be.
@@ -92,11 +63,6 @@ impl Saving<'_> {
 }
 
 impl Kept {
-    /// Where the job goes on though its target could not be made stable, what requests change stays in scratch until it is.
-    pub(super) fn keeps_until_stable(&self, on_errors: OnErrors) {
-        self.stable.until.store(on_errors.target != OnError::Report, SeqCst);
-    }
-
     /// Whether the target is to be stable before there is room in scratch.
     pub(super) fn is_scratch_spent(&self) -> bool {
         // Who is about it already tells of the end: others have nothing to do until then.

@@ -1,11 +1,35 @@
 //! A moment as it is read, while it is kept.
 
+use std::sync::Arc;
+
 use ringtap_image::{Error, Status};
 use ringtap_io::{Io, Mem};
 
-use super::{PIECE, View};
-use crate::mirror::MirrorError;
-use crate::{Kind, Request};
+use super::aside::PIECE;
+use super::kept::Kept;
+use crate::mirror::error::MirrorError;
+use crate::{Disk, Kind, Request, Vbd};
+
+/// What makes views of a moment.
+#[derive(Clone)]
+pub(crate) struct Moments {
+    pub(super) kept: Arc<Kept>,
+    pub(super) from: Disk,
+}
+
+impl Moments {
+    pub(crate) fn fork(&self) -> View {
+        let (from, target) = (self.from.fork(), self.kept.target.disk.fork());
+        View { kept: self.kept.clone(), from, target }
+    }
+}
+
+/// A moment of a disk as one thread reads it.
+pub struct View {
+    kept: Arc<Kept>,
+    from: Vbd,
+    target: Vbd,
+}
 
 impl View {
     /// Bytes of the disk at that moment.

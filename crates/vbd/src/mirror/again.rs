@@ -5,18 +5,8 @@ use ringtap_io::Io;
 
 use super::error::MirrorError;
 use super::target::Target;
-use crate::Disk;
 use crate::job::{Job, Pace};
 use crate::trouble::{Action, OnErrors, Trouble};
-
-/// As long as it is there requests of a job's target do not wait for room: the job hears of it.
-pub(crate) struct DealsWithNoRoom(Disk);
-
-impl Drop for DealsWithNoRoom {
-    fn drop(&mut self) {
-        self.0.shared.full.job_is_over();
-    }
-}
 
 impl Target {
     /// Why it could not be made stable, by the error with which flushes began to fail, where they end well again once all that may
@@ -40,12 +30,6 @@ impl Target {
 }
 
 impl OnErrors {
-    /// What the job is told to do comes before what the target is, also where that is to fail.
-    pub(crate) fn deals_with_no_room(target: &Disk) -> DealsWithNoRoom {
-        target.shared.full.tell_job();
-        DealsWithNoRoom(target.clone())
-    }
-
     /// What is done about that; none where it is the end in any case.
     pub(crate) fn action(&self, why: &MirrorError) -> Option<(Trouble, Action)> {
         let (write, error) = why.of_request()?;

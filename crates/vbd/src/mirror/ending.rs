@@ -8,8 +8,9 @@ use ringtap_io::{Event, Io, Time};
 
 use super::content::{give, look};
 use super::error::MirrorError;
+use super::terms::{Ending, Scope};
 use super::together::within;
-use super::{Ending, Scope, Work};
+use super::work::Work;
 use crate::change::is_of_size;
 use crate::{Busy, Disk, Quiesced};
 

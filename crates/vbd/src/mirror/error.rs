@@ -146,8 +146,8 @@ impl MirrorError {
     }
 }
 
-impl From<crate::job::Cancelled> for MirrorError {
-    fn from(_: crate::job::Cancelled) -> MirrorError {
+impl From<crate::phase::Cancelled> for MirrorError {
+    fn from(_: crate::phase::Cancelled) -> MirrorError {
         MirrorError::Cancelled
     }
 }

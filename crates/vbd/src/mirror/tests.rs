@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use ringtap_image::{CacheMode, Container, Error, Raw, Traits};
 use ringtap_io::{File, Op, Tasks, Time};
 
-use super::{Ending, Mirror};
+use super::terms::{Ending, Mirror};
 use crate::timed::{self, SECOND};
 use crate::{Behind, Job, Kind, Phase, Request, Vbd};
 
