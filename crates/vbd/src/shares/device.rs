@@ -8,10 +8,9 @@ use ringtap_io::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use ringtap_io::sync::{Mutex, MutexGuard};
 use serde::Serialize;
 
-use super::planner::Planner;
+use super::cost;
+use super::planner::{Had, Memory, Planner};
 use super::tally::Latencies;
-use super::tenant::{Tenant, Who};
-use super::{Share, cost};
 
 /// A device that disks lie on. Cheap to clone; clones are the same.
 #[derive(Clone, Debug, Default)]
@@ -24,12 +23,27 @@ struct Device {
     /// When the next plan is due.
     next: AtomicU64,
     planned: Mutex<Planned>,
-    tenants: Mutex<Vec<Weak<Tenant>>>,
+    tenants: Mutex<Vec<Weak<dyn Member>>>,
     /// Tenants whose share is set: a thousand disks that come do not each look at all others.
     set: AtomicU64,
     hears: Hearers,
     /// Held by who looks whether anybody's share is set, so that what was seen last is what is told.
     looks: Mutex<()>,
+}
+
+/// What a device sees of its tenants.
+pub(super) trait Member: Send + Sync {
+    /// What it had since this was asked last.
+    fn had(&self, latencies: &mut Latencies) -> (Had, Memory);
+
+    /// What it may have from now on.
+    fn give(&self, now: Time, rate: f64, memory: Memory);
+
+    /// It is held no more.
+    fn lift(&self);
+
+    /// Its floor, by cost in a second.
+    fn floor(&self) -> f64;
 }
 
 /// Is told when shares of a device begin or cease to hold.
@@ -90,16 +104,6 @@ impl BackingDevice {
         self.0.active.load(SeqCst)
     }
 
-    /// A tenant more.
-    pub(crate) fn join(&self, share: Share, who: Who) -> Arc<Tenant> {
-        let tenant = Arc::new(Tenant::new(self.clone(), share, who));
-        tenant.set_share(share);
-        let mut tenants = self.tenants();
-        tenants.retain(|other| other.strong_count() > 0);
-        tenants.push(Arc::downgrade(&tenant));
-        tenant
-    }
-
     /// A tenant's share is set from now on, or is not.
     pub(super) fn count(&self, set: bool) {
         if set {
@@ -109,11 +113,18 @@ impl BackingDevice {
         }
     }
 
-    fn tenants(&self) -> MutexGuard<'_, Vec<Weak<Tenant>>> {
+    /// A member more.
+    pub(super) fn add(&self, member: Weak<dyn Member>) {
+        let mut tenants = self.tenants();
+        tenants.retain(|other| other.strong_count() > 0);
+        tenants.push(member);
+    }
+
+    fn tenants(&self) -> MutexGuard<'_, Vec<Weak<dyn Member>>> {
         self.0.tenants.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn members(&self) -> Vec<Arc<Tenant>> {
+    pub(super) fn members(&self) -> Vec<Arc<dyn Member>> {
         self.tenants().iter().filter_map(Weak::upgrade).collect()
     }
 
@@ -146,6 +157,11 @@ impl BackingDevice {
     fn hearers(&self) -> Vec<Arc<dyn Hears>> {
         let all = self.0.hears.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// The most that it has been seen to serve, where that is known.
+    pub(super) fn most(&self) -> Option<f64> {
+        self.planned().planner.most()
     }
 
     pub(super) fn rate(&self) -> f64 {
@@ -181,30 +197,6 @@ impl BackingDevice {
         for ((tenant, rate), (_, memory)) in members.iter().zip(rates).zip(all) {
             tenant.give(now, rate, memory);
         }
-    }
-
-    /// Why the floors of a share that a tenant may be given are more than the device can do, where that is known.
-    pub(crate) fn refuse(&self, who: Option<&Tenant>, share: Share) -> Option<String> {
-        let capacity = self.planned().planner.most()?;
-        let own = who.map_or_else(
-            || Tenant::new(self.clone(), share, Who::Disk).floor_of(share),
-            |who| who.floor_of(share),
-        );
-        let others = self.members();
-        let others =
-            others.iter().filter(|other| !who.is_some_and(|who| std::ptr::eq(&***other, who)));
-        let others: f64 = others.map(|other| other.floor_of(other.share())).sum();
-        // One that it has, or a lower one, is no news.
-        let is_more = who.is_none_or(|who| own > who.floor_of(who.share()));
-        (own > 0.0 && is_more && own + others > capacity).then(|| {
-            let requests = |of: f64| (of / cost(4096) as f64) as u64;
-            format!(
-                "floors of {} requests of 4 KiB in a second, {} of them other disks', are more than the device has been seen to serve, {}: name less",
-                requests(own + others),
-                requests(others),
-                requests(capacity)
-            )
-        })
     }
 
     /// How it is at present.

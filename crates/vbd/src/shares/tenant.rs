@@ -9,7 +9,7 @@ use ringtap_io::{Io, Time};
 use serde::Serialize;
 
 use super::allowance::{Allowance, at_rate};
-use super::device::{BackingDevice, DeviceShares};
+use super::device::{BackingDevice, DeviceShares, Member};
 use super::planner::{Had, Memory};
 use super::tally::{Ended, Latencies, Sums, Tally};
 use super::{JOB_WEIGHT, Share, WEIGHT, cost};
@@ -80,7 +80,7 @@ pub struct TenantState {
 }
 
 impl Tenant {
-    pub(super) fn new(device: BackingDevice, share: Share, who: Who) -> Tenant {
+    fn new(device: BackingDevice, share: Share, who: Who) -> Tenant {
         Tenant {
             device,
             who,
@@ -93,7 +93,7 @@ impl Tenant {
         }
     }
 
-    pub(super) fn share(&self) -> Share {
+    fn share(&self) -> Share {
         self.lock().share
     }
 
@@ -132,7 +132,7 @@ impl Tenant {
         self.device.refuse(Some(self), share)
     }
 
-    pub(super) fn weight(&self) -> u32 {
+    fn weight(&self) -> u32 {
         match self.share().weight {
             0 if self.is(Who::Job) => JOB_WEIGHT,
             0 => WEIGHT,
@@ -141,7 +141,7 @@ impl Tenant {
     }
 
     /// Its floor, by cost in a second: so many of such requests as it had lately.
-    fn floor(&self, share: Share, kept: &Kept) -> f64 {
+    fn floor_by(&self, share: Share, kept: &Kept) -> f64 {
         let (mut each, mut bytes) = (kept.cost, kept.bytes);
         if each <= 0.0 {
             (each, bytes) = (cost(4096) as f64, 4096.0);
@@ -152,49 +152,14 @@ impl Tenant {
     }
 
     /// The floor of a share that it may be given.
-    pub(super) fn floor_of(&self, share: Share) -> f64 {
-        self.floor(share, &self.kept())
-    }
-
-    /// What it had since this was asked last.
-    pub(super) fn had(&self, latencies: &mut Latencies) -> (Had, Memory) {
-        let ended: Ended = self.sums.take(latencies);
-        let mut kept = self.kept();
-        if ended.requests > 0 {
-            let mean = |of: u64| of as f64 / ended.requests as f64;
-            let blend =
-                |before: f64, now: f64| if before > 0.0 { before * 0.9 + now * 0.1 } else { now };
-            kept.cost = blend(kept.cost, mean(ended.cost()));
-            kept.bytes = blend(kept.bytes, mean(ended.bytes));
-        }
-        self.served.fetch_add(ended.cost(), Relaxed);
-        let had = Had {
-            weight: self.weight(),
-            floor: self.floor(self.share(), &kept),
-            served: ended.cost(),
-            queued: ended.nanos,
-            short: self.short.swap(false, Relaxed),
-            is_job: self.is(Who::Job),
-        };
-        (had, kept.memory)
-    }
-
-    /// What it may have from now on.
-    pub(super) fn give(&self, now: Time, rate: f64, memory: Memory) {
-        self.kept().memory = memory;
-        // A tenth of a small request in a second is nobody's share; nobody waits longer than for that.
-        self.allowance.set(now, (rate as u64).max(cost(0)));
+    fn floor_of(&self, share: Share) -> f64 {
+        self.floor_by(share, &self.kept())
     }
 
     #[cfg(all(test, feature = "shuttle"))]
     pub(crate) fn owe(&self) {
         self.allowance.set(0, 1);
         self.allowance.take(0, u64::MAX);
-    }
-
-    /// It is held no more.
-    pub(super) fn lift(&self) {
-        self.allowance.lift();
     }
 
     pub(crate) fn state(&self) -> TenantState {
@@ -243,6 +208,79 @@ impl Tenant {
         }
         let left = wait.due.saturating_sub(now);
         (left > 0).then(|| left.min(LOOK))
+    }
+}
+
+impl Member for Tenant {
+    fn had(&self, latencies: &mut Latencies) -> (Had, Memory) {
+        let ended: Ended = self.sums.take(latencies);
+        let mut kept = self.kept();
+        if ended.requests > 0 {
+            let mean = |of: u64| of as f64 / ended.requests as f64;
+            let blend =
+                |before: f64, now: f64| if before > 0.0 { before * 0.9 + now * 0.1 } else { now };
+            kept.cost = blend(kept.cost, mean(ended.cost()));
+            kept.bytes = blend(kept.bytes, mean(ended.bytes));
+        }
+        self.served.fetch_add(ended.cost(), Relaxed);
+        let had = Had {
+            weight: self.weight(),
+            floor: self.floor_by(self.share(), &kept),
+            served: ended.cost(),
+            queued: ended.nanos,
+            short: self.short.swap(false, Relaxed),
+            is_job: self.is(Who::Job),
+        };
+        (had, kept.memory)
+    }
+
+    fn give(&self, now: Time, rate: f64, memory: Memory) {
+        self.kept().memory = memory;
+        // A tenth of a small request in a second is nobody's share; nobody waits longer than for that.
+        self.allowance.set(now, (rate as u64).max(cost(0)));
+    }
+
+    fn lift(&self) {
+        self.allowance.lift();
+    }
+
+    fn floor(&self) -> f64 {
+        self.floor_of(self.share())
+    }
+}
+
+impl BackingDevice {
+    /// A tenant more.
+    pub(crate) fn join(&self, share: Share, who: Who) -> Arc<Tenant> {
+        let tenant = Arc::new(Tenant::new(self.clone(), share, who));
+        tenant.set_share(share);
+        let member: Arc<dyn Member> = tenant.clone();
+        self.add(Arc::downgrade(&member));
+        tenant
+    }
+
+    /// Why the floors of a share that a tenant may be given are more than the device can do, where that is known.
+    pub(crate) fn refuse(&self, who: Option<&Tenant>, share: Share) -> Option<String> {
+        let capacity = self.most()?;
+        let own = who.map_or_else(
+            || Tenant::new(self.clone(), share, Who::Disk).floor_of(share),
+            |who| who.floor_of(share),
+        );
+        let others = self.members();
+        let others =
+            others.iter().filter(|other| !who.is_some_and(|who| std::ptr::addr_eq(&***other, who)));
+        let others: f64 = others.map(|other| other.floor()).sum();
+        // One that it has, or a lower one, is no news.
+        let is_more = who.is_none_or(|who| own > who.floor_of(who.share()));
+        (own > 0.0 && is_more && own + others > capacity).then(|| {
+            let requests = |of: f64| (of / cost(4096) as f64) as u64;
+            format!(
+                "floors of {} requests of 4 KiB in a second, {} of them other disks', are more than the device has been seen to serve, {}: name less",
+                requests(own + others),
+                requests(others),
+                requests(capacity)
+            )
+        })
     }
 }
 
