@@ -11,10 +11,10 @@ use tracing::{error, info, warn};
 
 use super::Nbd;
 use super::dial::Connection;
+use super::far::Far;
 use super::handshake::Agreed;
 use super::landing::{Data, Landing};
 use super::outgoing::Outgoing;
-use super::owner::Far;
 use super::redial::News;
 use super::replies::{Reply, Says, parse};
 use super::requests::{Requests, Who, tell};

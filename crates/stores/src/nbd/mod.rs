@@ -10,6 +10,7 @@
 
 mod channel;
 mod dial;
+mod far;
 pub mod handshake;
 mod landing;
 mod link;
@@ -37,9 +38,9 @@ use ringtap_io::{Io, OpenRemote, Remote, Session};
 use rustls::ClientConfig;
 
 use dial::Connection;
+use far::{Far, Owner};
 use handshake::{ALLOCATION, Agreed, Error, Replies};
 use near::{Near, Places};
-use owner::{Far, Owner};
 use redial::Attempt;
 pub use uri::{Server, Uri};
 use wire::{EXTENDED_REQUEST_MAGIC, REQUEST_MAGIC, can, cmd};
