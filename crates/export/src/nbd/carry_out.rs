@@ -3,9 +3,8 @@
 use ringtap_io::{Buffer, Mem, PAGE};
 use ringtap_vbd::{Error, Kind, Refusal, Request};
 
+use super::answer::Reply;
 use super::connection::Connection;
-use super::pipes::Pipe;
-use super::read::Parts;
 use super::request::{Command, Header, error_of};
 use super::slot::Job;
 use super::status;
@@ -17,22 +16,6 @@ const CACHE_PIECE: usize = 256 << 10;
 
 /// Bytes that are discarded or zeroed at once.
 const PIECE: u64 = 1 << 30;
-
-/// How a request ended.
-pub(super) enum Reply {
-    Done,
-    Failed(u32, &'static str),
-    /// The first `len` bytes of the buffer.
-    Data(Buffer, usize),
-    /// So many bytes that are in the pipe, then so many of the buffer's.
-    Piped(Pipe, usize, Buffer, usize),
-    /// The buffer's bytes and holes, in order.
-    Parts(Buffer, Parts),
-    /// So many zeros and no data.
-    Hole(usize),
-    /// Block status: so many bytes, heads and all.
-    Status(Buffer, usize),
-}
 
 impl Connection {
     /// Bytes of memory that a command needs before it can begin.

@@ -7,14 +7,13 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::Server;
 use super::context::Contexts;
+use super::exports::{Exports, Offered};
 use super::handshake::Choice;
-use super::server::{Exports, Offered};
 use crate::Stop;
 
 /// How often it is looked for something that is about to come.
-const LOOK: Duration = Duration::from_millis(2);
+pub(super) const LOOK: Duration = Duration::from_millis(2);
 /// How long the export of a client may take to come.
 const COMES: Duration = Duration::from_secs(10);
 
@@ -63,7 +62,7 @@ impl Session {
 #[derive(Default)]
 pub(super) struct Handover {
     state: Mutex<State>,
-    told: Condvar,
+    pub(super) told: Condvar,
     /// Clients that have not chosen yet.
     pub(super) shaking_hands: AtomicUsize,
     /// Clients that speak TLS.
@@ -71,25 +70,25 @@ pub(super) struct Handover {
 }
 
 #[derive(Default)]
-struct State {
+pub(super) struct State {
     /// Whether clients go on elsewhere once this stops.
-    wanted: bool,
-    adopted: Vec<Session>,
-    left: Vec<Session>,
+    pub(super) wanted: bool,
+    pub(super) adopted: Vec<Session>,
+    pub(super) left: Vec<Session>,
     /// Threads of clients.
-    threads: usize,
+    pub(super) threads: usize,
     /// Clients were told to leave, and are waited for; and they stay after all.
-    leaving: bool,
-    stay: bool,
+    pub(super) leaving: bool,
+    pub(super) stay: bool,
     /// Rung for a client that was to leave, and goes on here, and where new ones are to wait or to come.
-    bell: Option<Stop>,
+    pub(super) bell: Option<Stop>,
     /// Whether new clients wait at the sockets, as many as want that; and whether who takes them has seen it.
-    new_ones_wait: bool,
-    none_come: bool,
+    pub(super) new_ones_wait: bool,
+    pub(super) none_come: bool,
 }
 
 impl Handover {
-    fn state(&self) -> MutexGuard<'_, State> {
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -169,7 +168,7 @@ impl Drop for ShakingHands {
 }
 
 /// New clients wait at the sockets of a server for as long as this lives: for this one, or for the next.
-pub struct NewOnesWait(Arc<Handover>);
+pub struct NewOnesWait(pub(super) Arc<Handover>);
 
 impl Drop for NewOnesWait {
     fn drop(&mut self) {
@@ -192,71 +191,6 @@ impl<'a> Counted<'a> {
 impl Drop for Counted<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, SeqCst);
-    }
-}
-
-impl Server {
-    /// Before it serves: go on with a client of another server.
-    pub fn adopt(&self, session: Session) {
-        self.handover.state().adopted.push(session);
-    }
-
-    /// Why its clients could not go on elsewhere.
-    pub fn must_stay(&self) -> Option<String> {
-        let sealed = self.handover.sealed.load(SeqCst);
-        (sealed > 0).then(|| {
-            format!(
-                "{sealed} client(s) speak TLS, whose keys are not passed on: have them leave first, or, where they connect again \
-                 by themselves, closed (upgrade --close-tls)"
-            )
-        })
-    }
-
-    /// Have new clients wait: who comes while others choose their exports would be one of those that are waited for, over and
-    /// over.
-    pub fn have_new_ones_wait(&self) -> NewOnesWait {
-        let mut state = self.handover.state();
-        state.new_ones_wait = true;
-        state.none_come = false;
-        state.bell.iter().for_each(Stop::raise);
-        NewOnesWait(self.handover.clone())
-    }
-
-    /// Wait until no client comes any more ([`Server::have_new_ones_wait`]) and none is about to choose its export, though no
-    /// longer than until then.
-    pub fn wait_for_handshakes(&self, until: Instant) {
-        let left = until.saturating_duration_since(Instant::now());
-        let come = |state: &mut State| !state.none_come;
-        let seen = self.handover.told.wait_timeout_while(self.handover.state(), left, come);
-        drop(seen);
-        while self.handover.shaking_hands.load(SeqCst) > 0 && Instant::now() < until {
-            std::thread::sleep(LOOK);
-        }
-    }
-
-    /// From now on the word to stop leaves clients connected, for another server or, once this is taken back, for this one.
-    pub fn hand_over(&self, wanted: bool) {
-        self.handover.state().wanted = wanted;
-    }
-
-    /// Where it waits for clients that were told to leave: have it go on, with those that have left and with new ones at
-    /// once, with the others when their requests have ended. The word to stop is taken back by that. False where it is
-    /// about to end.
-    pub fn take_back(&self, stop: &Stop) -> bool {
-        let state = &mut *self.handover.state();
-        if !state.leaving || state.stay || state.threads == 0 {
-            return false;
-        }
-        stop.lower();
-        (state.wanted, state.stay) = (false, true);
-        state.adopted.append(&mut state.left);
-        self.handover.told.notify_all();
-        true
-    }
-
-    /// Once it has ended: the clients that are to go on.
-    pub fn left(&self) -> Vec<Session> {
-        std::mem::take(&mut self.handover.state().left)
     }
 }
 

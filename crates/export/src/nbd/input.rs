@@ -7,16 +7,13 @@ use std::rc::Rc;
 use ringtap_io::{Buffer, File, Io, Op, PAGE, Time};
 
 use super::pieces::Pieces;
+use super::receive::{Gone, receive};
 use super::tls::Opener;
 
 /// Bytes received at once: the requests of a deep queue with small payloads.
 const RUN: usize = 256 << 10;
 /// Payloads from here on are worth an operation of their own: beside them little is received.
 const LARGE: usize = 32 << 10;
-
-/// The connection is over: closed by the client, or broken.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Gone;
 
 /// Bytes received and not yet used.
 pub(super) struct Input {
@@ -127,16 +124,6 @@ impl Input {
             }
             self.paying.set(Some(io.now()));
             self.fill(io, socket).await?;
-        }
-    }
-}
-
-pub(super) async fn receive(io: &Io, op: Op) -> Result<usize, Gone> {
-    loop {
-        match io.run(op).await {
-            n if n > 0 => return Ok(n as usize),
-            n if n == -libc::EINTR => {}
-            _ => return Err(Gone),
         }
     }
 }

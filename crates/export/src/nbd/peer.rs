@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 
 use rustix::net::sockopt;
 
-use super::server::Listener;
+use super::listener::Listener;
 
 /// Connections of one peer share that peer's limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -3,11 +3,10 @@
 use ringtap_io::{Buffer, PAGE};
 use ringtap_vbd::{Error, Kind};
 
-use super::batch::Batch;
-use super::carry_out::Reply;
+use super::answer::{Part, Parts, Reply};
 use super::connection::Connection;
 use super::pipes::{HOLDS, Pipe};
-use super::reply::{Head, MAX_HEAD};
+use super::reply::MAX_HEAD;
 use super::request::Header;
 
 /// Reads from here on are looked through for zeros.
@@ -19,43 +18,6 @@ const WORTH_A_PIPE: usize = 256 << 10;
 const WORTH_A_HOLE: usize = 16 << 10;
 /// Parts of one reply; the last takes the rest.
 const MAX_PARTS: usize = PAGE / MAX_HEAD;
-
-/// Data or a hole, from the request's own offset on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Part {
-    from: usize,
-    len: usize,
-    hole: bool,
-}
-
-/// The parts of a read's answer, and room for their heads.
-pub(super) struct Parts {
-    parts: Vec<Part>,
-    pub(super) heads: Buffer,
-}
-
-impl Parts {
-    /// Add them to a batch, the data being that of `buffer`.
-    pub(super) fn gather(&mut self, header: &Header, buffer: &Buffer, batch: &mut Batch) {
-        let mut used = 0;
-        for (i, part) in self.parts.iter().enumerate() {
-            let done = i + 1 == self.parts.len();
-            let (at, len) = (header.offset + part.from as u64, part.len as u32);
-            let head = if part.hole {
-                Head::hole(header.into(), done, at, len)
-            } else {
-                Head::data(header.into(), done, at, len)
-            };
-            let bytes = head.bytes();
-            self.heads.bytes_mut()[used..][..bytes.len()].copy_from_slice(bytes);
-            batch.data(&self.heads, used..used + bytes.len());
-            used += bytes.len();
-            if !part.hole {
-                batch.data(buffer, part.from..part.from + part.len);
-            }
-        }
-    }
-}
 
 impl Connection {
     /// Whether a read is to be answered out of the page cache, without a copy.

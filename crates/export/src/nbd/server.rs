@@ -1,31 +1,27 @@
 //! The server: takes connections and gives each a thread.
 
 use std::io;
-use std::net::TcpListener;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::UnixListener;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use ringtap_vbd::Disk;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{AddressFamily, SocketFlags, accept_with, sockopt};
 
 use super::alarm::Alarm;
 use super::budget::{Budget, Share};
-use super::context;
 use super::credentials::Tls;
+use super::exports::{Exports, NamedExport, Offered};
 use super::handover::{Handover, Running, Session, ShakingHands, copy};
-use super::handshake::Facts;
 use super::lies_in;
 use super::limits::Limits;
+use super::listener::Listener;
 use super::peer::Peer;
 use super::places::Places;
 use super::users::Users;
 use super::welcome;
-use super::wire::{MAX_PAYLOAD, can};
 use crate::Stop;
 
 /// How long a client that is turned away may take to listen.
@@ -37,35 +33,6 @@ const AT_ONCE: usize = 64;
 
 /// Bytes of replies that may wait in a UNIX socket, and their bookkeeping beside them.
 const SEND_BUFFER: usize = 256 << 10;
-
-/// A socket that listens.
-#[derive(Debug)]
-pub enum Listener {
-    /// A UNIX stream socket.
-    Unix(UnixListener),
-    /// A TCP socket.
-    Tcp(TcpListener),
-}
-
-impl AsFd for Listener {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        match self {
-            Listener::Unix(listener) => listener.as_fd(),
-            Listener::Tcp(listener) => listener.as_fd(),
-        }
-    }
-}
-
-/// A device under a name.
-#[derive(Clone)]
-pub struct NamedExport {
-    /// What clients choose it by, at most 4096 bytes.
-    pub name: String,
-    /// For people to read.
-    pub description: String,
-    /// The device.
-    pub vbd: Disk,
-}
 
 /// Why the server could not go on.
 #[derive(Debug, thiserror::Error)]
@@ -96,53 +63,6 @@ pub struct Server {
     tls: Vec<Tls>,
     /// Whether the process was found to be out of descriptors or memory, and that was said.
     short: AtomicBool,
-}
-
-/// An export, and who uses it.
-#[derive(Clone)]
-pub(super) struct Offered {
-    pub(super) export: NamedExport,
-    pub(super) users: Arc<Users>,
-}
-
-impl From<NamedExport> for Offered {
-    fn from(export: NamedExport) -> Offered {
-        let vbd = export.vbd.apart();
-        Offered { export: NamedExport { vbd, ..export }, users: Arc::default() }
-    }
-}
-
-/// What is offered now.
-pub(super) struct Exports {
-    list: Mutex<Arc<[Offered]>>,
-    /// What no other listening socket is known by.
-    sockets: Vec<String>,
-}
-
-impl Exports {
-    fn new(exports: Vec<NamedExport>, listeners: &[Listener]) -> Exports {
-        let list = Mutex::new(exports.into_iter().map(Offered::from).collect());
-        Exports { list, sockets: listeners.iter().map(lies_in::of_socket).collect() }
-    }
-
-    /// What the handshake tells of one now.
-    pub(super) fn facts(&self, export: &NamedExport) -> Facts {
-        facts(export, lies_in::words(&self.sockets, &export.name, &export.vbd))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Arc<[Offered]>> {
-        self.list.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// All of them. Who keeps this keeps their images open.
-    pub(super) fn all(&self) -> Arc<[Offered]> {
-        self.lock().clone()
-    }
-
-    /// The one of those users, if it still is.
-    pub(super) fn of(&self, users: &Arc<Users>) -> Option<Offered> {
-        self.lock().iter().find(|one| Arc::ptr_eq(&one.users, users)).cloned()
-    }
 }
 
 /// An export that was taken away, and whose clients were told to end.
@@ -456,30 +376,4 @@ fn name_of(listener: &Listener) -> String {
         Listener::Tcp(listener) => listener.local_addr().map(|address| address.to_string()),
     };
     name.unwrap_or_default()
-}
-
-fn facts(export: &NamedExport, lies_in: Vec<String>) -> Facts {
-    let info = export.vbd.info();
-    // A flush is carried out on the image's file, so it covers what other connections wrote.
-    let mut flags = can::FLUSH | can::FUA | can::CACHE | can::MULTI_CONN;
-    flags |= if info.rotational { can::ROTATIONAL } else { 0 };
-    if info.read_only {
-        flags |= can::READ_ONLY;
-    } else {
-        flags |= can::WRITE_ZEROES | can::FAST_ZERO;
-        flags |= if info.discard { can::TRIM } else { 0 };
-    }
-    let bitmaps = export.vbd.bitmaps();
-    let shown = bitmaps.as_ref().map_or(&[][..], |bitmaps| bitmaps.shown());
-    let preferred = info.physical_block_size.max(4096).checked_next_power_of_two();
-    Facts {
-        name: export.name.clone(),
-        description: export.description.clone(),
-        size: export.vbd.size(),
-        flags,
-        preferred_block: preferred.unwrap_or(4096).min(MAX_PAYLOAD),
-        contexts: context::names(shown.iter().map(|(name, _)| name.as_str())),
-        lies_in,
-        available: export.vbd.health().failure().is_none(),
-    }
 }

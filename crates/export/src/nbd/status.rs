@@ -3,7 +3,7 @@
 use ringtap_io::{Buffer, PAGE};
 use ringtap_vbd::Error;
 
-use super::carry_out::Reply;
+use super::answer::Reply;
 use super::connection::Connection;
 use super::context::{self, Contexts};
 use super::reply::Head;

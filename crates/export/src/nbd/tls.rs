@@ -13,8 +13,8 @@ use rustls::unbuffered::{
 };
 
 use super::credentials::Credentials;
-use super::input::{Gone, receive};
 use super::peer::Peer;
+use super::receive::{Gone, receive};
 
 /// Bytes received at once.
 const LANDING: usize = 128 << 10;

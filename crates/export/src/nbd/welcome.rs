@@ -15,12 +15,12 @@ use super::alarm::Alarm;
 use super::budget::Share;
 use super::connection::{Accepted, Connection, REST, close};
 use super::credentials::Tls;
+use super::exports::{Exports, Offered};
 use super::handover::{Counted, Handover, Session, ShakingHands, copy};
 use super::handshake::{Choice, Handshake, Refusal, Security, Step};
 use super::input::Input;
 use super::limits::Limits;
 use super::peer::Peer;
-use super::server::{Exports, Offered};
 use super::tls::{self, Sealer};
 use crate::driver::{self, Source, Turn};
 
