@@ -7,19 +7,9 @@ use std::thread::{self, JoinHandle};
 
 use ringtap_io::Op;
 
-use crate::ffi::Request;
 use crate::holds::{LEAST, List, MOST};
 use crate::image::Rbd;
-
-/// What it is asked for.
-pub(crate) enum Task {
-    /// An operation.
-    Do(Arc<Request>),
-    /// The image was changed: look how long it is.
-    Look,
-    /// It is to end.
-    End,
-}
+use crate::task::Task;
 
 /// Its thread, until it is told to end.
 pub(crate) fn start(image: &Arc<Rbd>, tasks: Receiver<Task>) -> std::io::Result<JoinHandle<()>> {

@@ -1,28 +1,19 @@
-//! Images that are open, as stores.
+//! Images that are open, and what is done with them.
 
-use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
-use std::sync::mpsc::{self, Sender};
+use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
-use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::thread::JoinHandle;
 
-use ringtap_io::{Errand, Io, OpenRemote, Remote, Session};
-use ringtap_stores::{Facts, Length, Options, Store};
+use ringtap_io::Errand;
+use ringtap_stores::Length;
 
+use crate::Name;
 use crate::ffi::{Extent, Free, Image, Request};
-use crate::helper::{self, Task};
 use crate::pools::{error, pool};
 use crate::roomy::with_room;
-use crate::session::Near;
-use crate::waits::{self, Waits};
-use crate::{Name, lock};
-
-/// Size it had better be read and written in.
-const PREFERRED: u32 = 4096;
-
-/// How often it is looked whether that thread has ended.
-const LOOK: Duration = Duration::from_millis(5);
+use crate::task::Task;
+use crate::waits::Waits;
 
 /// How the image's thread is asked, and its end.
 type Helper = (Sender<Task>, JoinHandle<()>);
@@ -32,61 +23,12 @@ pub(crate) struct Rbd {
     pub(crate) read_only: bool,
     /// Changes that have begun.
     pub(crate) changes: AtomicU64,
-    len: AtomicU64,
+    pub(crate) len: AtomicU64,
     /// None once it is closed. What waits for the cluster holds it, and not the lock.
-    image: RwLock<Option<Arc<Image>>>,
-    helper: Mutex<Option<Helper>>,
+    pub(crate) image: RwLock<Option<Arc<Image>>>,
+    pub(crate) helper: Mutex<Option<Helper>>,
     pub(crate) waits: Waits,
-    name: String,
-}
-
-/// Open one. Waits for its cluster.
-pub(crate) fn open(name: &Name, options: &Options) -> Result<Store, String> {
-    let read_only = options.read_only;
-    if let (Some(snapshot), false) = (&name.snapshot, read_only) {
-        return Err(format!("@{snapshot} is a snapshot, which is not written to: add --read-only"));
-    }
-    let pool = pool(name)?;
-    let mut image = Image::open(pool, &name.image, name.snapshot.as_deref(), read_only)
-        .map_err(|errno| failed(name, errno))?;
-    if !read_only {
-        lock::take(&image, name)?;
-    }
-    let (tell, tasks) = mpsc::channel();
-    let teller = tell.clone();
-    // Snapshots stay as they are.
-    if name.snapshot.is_none() {
-        let watch = image.watch(Box::new(move || _ = teller.send(Task::Look)));
-        if let Err(errno) = watch {
-            tracing::warn!("{name}: that others resize it will not be seen: {}", error(errno));
-        }
-    }
-    let len = image.len().map_err(|errno| format!("its size: {}", error(errno)))?;
-    let rbd = Arc::new(Rbd {
-        read_only,
-        changes: AtomicU64::new(0),
-        len: AtomicU64::new(len),
-        image: RwLock::new(Some(Arc::new(image))),
-        helper: Mutex::new(None),
-        waits: Waits::default(),
-        name: name.to_string(),
-    });
-    let thread = helper::start(&rbd, tasks).map_err(|error| format!("a thread for it: {error}"))?;
-    *rbd.helper.lock().unwrap_or_else(PoisonError::into_inner) = Some((tell, thread));
-    waits::watch(&rbd);
-    let facts = Facts {
-        len,
-        read_only,
-        block: 1,
-        preferred: PREFERRED,
-        rotational: false,
-        discard: true,
-        zero: true,
-        resizable: name.snapshot.is_none(),
-        verified: false,
-    };
-    let length: Arc<dyn Length> = rbd.clone();
-    Ok(Store::new(OpenRemote::new(rbd), facts).with_length(length))
+    pub(crate) name: String,
 }
 
 pub(crate) fn failed(name: &Name, errno: i32) -> String {
@@ -219,38 +161,5 @@ impl Length for Rbd {
 
     fn set(&self, len: u64) -> Result<(), i32> {
         with_room(|| self.set_len(len)).unwrap_or(Err(libc::EAGAIN))
-    }
-}
-
-impl Remote for Rbd {
-    fn session(self: Arc<Self>, _: &Io) -> Rc<dyn Session> {
-        Near::start(self)
-    }
-
-    fn close(&self) {
-        let helper = self.helper.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some((tell, thread)) = helper {
-            let _ = tell.send(Task::End);
-            // It may wait for the cluster, and for ever where that has shut this client out.
-            while !thread.is_finished() && !self.waits.is_shut_out() {
-                thread::sleep(LOOK);
-            }
-        }
-        let closed = with_room(|| {
-            let image = self.image.write().unwrap_or_else(PoisonError::into_inner).take();
-            if self.waits.is_shut_out() {
-                // What is in flight may never end, and closing would wait for it. The cluster has closed it.
-                image.iter().for_each(|image| image.cluster().set_shut_out());
-                std::mem::forget(image);
-            } else if let Some(image) = image.filter(|_| !self.read_only) {
-                lock::forget(&image);
-            }
-        });
-        if closed.is_none() {
-            tracing::warn!(
-                "{}: it stays open until this process ends: no thread can be begun",
-                self.name
-            );
-        }
     }
 }

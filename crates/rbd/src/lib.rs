@@ -5,7 +5,7 @@
 //! requests, and a callback on one of librbd's threads tells the task's own thread of the end. Reads go straight to where
 //! they belong; of what is written librbd is given a copy, for it computes checksums of it and may send it twice. What
 //! librbd has no asynchronous call for (what a range holds, another length) a thread of the image does (`helper`); one thread of
-//! the process, which waits for no cluster, looks for how long requests wait (`waits`). What opens and closes images has a thread with
+//! the process, which waits for no cluster, looks for how long requests wait (`watch`). What opens and closes images (`open`) has a thread with
 //! more stack than a server's (`roomy`). One who writes has the exclusive lock first (`lock`), and keeps it.
 //!
 //! Source: librbd.h and librados.h of Ceph 16.
@@ -19,11 +19,14 @@ mod holds;
 mod image;
 mod lock;
 mod name;
+mod open;
 mod pools;
 mod roomy;
 mod session;
 pub mod snapshots;
+mod task;
 mod waits;
+mod watch;
 
 pub use name::Name;
 use roomy::tried;
@@ -32,7 +35,7 @@ use roomy::tried;
 pub fn start() {
     ringtap_stores::rbd::open_by(ringtap_stores::rbd::Driver {
         load: || tried(|| ffi::api().map(drop)),
-        open: |name, options| tried(|| image::open(&Name::parse(name)?, options)),
+        open: |name, options| tried(|| open::open(&Name::parse(name)?, options)),
         make: |name, len| tried(|| image::make(&Name::parse(name)?, len)),
         remove: |name| tried(|| image::remove(&Name::parse(name)?)),
         files: |name| {

@@ -7,9 +7,10 @@ use std::sync::{Arc, PoisonError};
 use ringtap_io::{Errand, Io, Key, Op, Session};
 
 use crate::ffi::Free;
-use crate::helper::Task;
 use crate::image::Rbd;
-use crate::waits::{self, InFlight};
+use crate::task::Task;
+use crate::waits::InFlight;
+use crate::watch;
 
 pub(crate) struct Near {
     image: Arc<Rbd>,
@@ -115,7 +116,7 @@ impl Session for Near {
         }
         requests[key as usize] = Some(request.clone());
         drop(requests);
-        waits::there_is_one();
+        watch::there_is_one();
         match way {
             Way::Librbd => self.image.begin(&request),
             Way::Helper => self.image.ask(Task::Do(request)),
