@@ -2,54 +2,28 @@
 
 use std::sync::{Arc, OnceLock};
 
+use ringtap_io::sync::Mutex;
 use ringtap_io::sync::atomic::{AtomicBool, AtomicU32, Ordering::Acquire, Ordering::SeqCst};
-use ringtap_io::sync::{Mutex, MutexGuard};
 use ringtap_io::{Event, Io};
 
 use super::bitmap::{Bitmap, Bitmaps};
 use super::check::Served;
-use super::flush::Turns;
-use super::footer::{Footer, SECTOR};
-use super::header::{Header, UNUSED};
+use super::footer::SECTOR;
 use super::layout::{Layout, Sparse};
 use super::room::Room;
+use super::shared::Shared;
 use crate::lower::Lower;
 use crate::qcow2::{ToolError, failed};
 use crate::state::LogState;
-use crate::whole::whole;
 use crate::{
     Allocation, Boxed, Container, Discard, Error, Extent, Image, Info, LayerState, OnlineCheck,
-    RestartLog, Status,
+    Status,
 };
 
 /// A dynamic or differencing VHD. Clones are the same one.
 #[derive(Clone)]
 pub(super) struct Dynamic {
     pub(super) shared: Arc<Shared>,
-}
-
-pub(super) struct Shared {
-    pub(super) container: Container,
-    pub(super) info: Info,
-    pub(super) footer: Footer,
-    pub(super) header: Header,
-    /// Blocks have this many bytes as a power of two.
-    shift: u32,
-    /// Where each block begins in the file, in sectors.
-    pub(super) table: Box<[AtomicU32]>,
-    pub(super) bitmaps: Bitmaps,
-    pub(super) parent: Lower,
-    room: Mutex<Room>,
-    /// Where changes are kept over a killed server.
-    pub(super) restart: OnceLock<RestartLog>,
-    pub(super) dirty: AtomicBool,
-    pub(super) turns: Mutex<Turns>,
-    /// A flush has ended.
-    pub(super) flushed: Event,
-    /// A write to a place allocated for it has ended, or the file was made longer.
-    pub(super) settled: Event,
-    #[cfg(feature = "sabotage")]
-    pub(super) sabotage: Option<super::sabotage::Sabotage>,
 }
 
 impl Dynamic {
@@ -106,27 +80,6 @@ impl Dynamic {
 }
 
 impl Shared {
-    pub(super) fn room(&self) -> MutexGuard<'_, Room> {
-        whole(&self.room)
-    }
-
-    pub(super) fn block_size(&self) -> u64 {
-        u64::from(self.header.block_size)
-    }
-
-    /// The block with the byte at `offset` of the disk, and that byte's place in it.
-    #[inline]
-    pub(super) fn block_of(&self, offset: u64) -> (u32, u64) {
-        ((offset >> self.shift) as u32, offset & (self.block_size() - 1))
-    }
-
-    /// Where the block begins in the file: with its bitmap.
-    #[inline]
-    pub(super) fn place_of(&self, block: u32) -> Option<u64> {
-        let entry = self.table.get(block as usize)?.load(Acquire);
-        (entry != UNUSED).then(|| u64::from(entry) * SECTOR)
-    }
-
     #[inline]
     fn find(&self, offset: u64, len: u64) -> Extent<'_> {
         let (block, inside) = self.block_of(offset);

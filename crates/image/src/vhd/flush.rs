@@ -9,24 +9,14 @@ use ringtap_io::Io;
 use ringtap_io::sync::{MutexGuard, broken};
 
 use super::BLOCK_ALIGN;
-use super::dynamic::Shared;
 use super::footer::SECTOR;
 use super::sabotage::Sabotage;
+use super::shared::{Shared, Turns};
 use crate::whole::whole;
 use crate::{Boxed, Container, Error};
 
 /// Bitmaps that are written side by side.
 const BESIDE: usize = 32;
-
-/// Flushes one after the other: whoever asks while one is in flight waits for the next, which
-/// serves all that wait.
-#[derive(Default)]
-pub(super) struct Turns {
-    running: bool,
-    begun: u64,
-    /// The last one that ended well.
-    done: u64,
-}
 
 /// What a flush has to write, as it was when it began.
 #[derive(Default)]

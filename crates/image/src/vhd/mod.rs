@@ -17,6 +17,7 @@
 //! in Xen's tools nothing of them is ever seen; QEMU would take them for zeros in the next block that it
 //! allocates, so such an image is to be opened for writing here, or repaired by the check, first.
 
+mod allocate;
 mod bitmap;
 mod check;
 mod create;
@@ -32,6 +33,7 @@ mod resize;
 mod restart;
 mod room;
 mod sabotage;
+mod shared;
 
 use std::fmt::Display;
 

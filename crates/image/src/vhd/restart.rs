@@ -10,9 +10,9 @@ use std::sync::atomic::{Ordering::Release, Ordering::SeqCst};
 use ringtap_io::Io;
 
 use super::bitmap::Bitmap;
-use super::dynamic::Shared;
 use super::footer::SECTOR;
 use super::header::UNUSED;
+use super::shared::Shared;
 use crate::container::os;
 use crate::restart::Said;
 use crate::{Container, Error, Left, LeftBehind, OpenError, RestartLog};

@@ -1,7 +1,5 @@
 //! Ways of being broken, for tests that must notice.
 
-use super::dynamic::Shared;
-
 /// What is done wrong on purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sabotage {
@@ -43,16 +41,4 @@ pub(super) fn asked(how: Sabotage) -> bool {
 #[cfg(not(feature = "sabotage"))]
 pub(super) fn asked(_: Sabotage) -> bool {
     false
-}
-
-impl Shared {
-    #[cfg(feature = "sabotage")]
-    pub(super) fn sabotaged(&self, how: Sabotage) -> bool {
-        self.sabotage == Some(how)
-    }
-
-    #[cfg(not(feature = "sabotage"))]
-    pub(super) fn sabotaged(&self, _: Sabotage) -> bool {
-        false
-    }
 }
