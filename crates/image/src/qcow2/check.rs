@@ -20,7 +20,7 @@ use super::moment::Moment;
 use super::offline::Offline;
 use super::report::{Repair, Report};
 use super::rewrite::{Free, Rewrite};
-use super::snapshot_scan;
+use super::snapshot_mend;
 use super::tool::ToolError;
 use super::walk::{Problems, Tables, mended};
 use super::{Header, HeaderError, extension};
@@ -506,7 +506,7 @@ impl Round<'_, '_> {
                 rewrite.touch(number).await?;
             }
             if self.tables.snapshots.faults() > 0 && self.counts.range().start == 0 {
-                snapshot_scan::mend(&mut rewrite, &self.tables.snapshots).await?;
+                snapshot_mend::mend(&mut rewrite, &self.tables.snapshots).await?;
             }
         }
         rewrite.set_flags(&mut l1).await?;

@@ -50,7 +50,9 @@ mod load;
 mod moment;
 mod name;
 mod offline;
+mod online;
 mod open;
+mod open_to_change;
 #[cfg(test)]
 mod panic_tests;
 mod pattern;
@@ -65,6 +67,7 @@ mod rewrite;
 mod sabotage;
 mod shown;
 mod snapshot;
+mod snapshot_mend;
 mod snapshot_scan;
 pub mod snapshot_table;
 mod space;

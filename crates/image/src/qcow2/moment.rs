@@ -10,10 +10,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ringtap_io::Io;
 
-use super::check::check_at;
 use super::together::together;
-use super::{Header, Report, Sabotage, Shared, State, ToolError};
-use crate::{Boxed, Container, Error, OnlineCheck};
+use super::{Header, Sabotage, Shared, State, ToolError};
+use crate::{Container, Error};
 
 /// The most bytes that are kept.
 const MOST: usize = 64 << 20;
@@ -42,7 +41,7 @@ struct Kept {
 }
 
 impl Moment {
-    fn new(header: Header, len: u64, retired: Vec<u64>, most: usize) -> Moment {
+    pub(super) fn new(header: Header, len: u64, retired: Vec<u64>, most: usize) -> Moment {
         Moment { header, len, retired, most, kept: Mutex::default() }
     }
 
@@ -157,7 +156,7 @@ impl State {
 
 impl Shared {
     /// Make the tables stable, and keep what they are then.
-    async fn moment(&self, io: &Io) -> Result<Arc<Moment>, ToolError> {
+    pub(super) async fn moment(&self, io: &Io) -> Result<Arc<Moment>, ToolError> {
         let path = || self.container.path().to_owned();
         let (end, _last) = self.flush_and_stay(io).await;
         match end {
@@ -185,34 +184,6 @@ impl Shared {
         let moment = Arc::new(Moment::new(header, self.container.len(), retired, MOST));
         state.moment = Arc::downgrade(&moment);
         Ok(moment)
-    }
-
-    /// Begin a check of the image as it is now.
-    pub(super) async fn online_check(&self, io: &Io) -> Result<Box<dyn OnlineCheck>, ToolError> {
-        let container = self.container.clone();
-        if !self.info.read_only {
-            return Ok(Box::new(Online { container, moment: self.moment(io).await? }));
-        }
-        // Tables that a killed server has left are seen in memory only.
-        if self.state().cache.is_dirty() {
-            let why = "changes of a killed server are not in it yet: serve it once for writing, which takes them up";
-            return Err(ToolError::Refused { path: container.path().to_owned(), why: why.into() });
-        }
-        let (header, len) = (Header::read(io, &container).await?, container.len());
-        let moment = Arc::new(Moment::new(header, len, vec![], 0));
-        Ok(Box::new(Online { container, moment }))
-    }
-}
-
-/// A check of a moment.
-struct Online {
-    container: Container,
-    moment: Arc<Moment>,
-}
-
-impl OnlineCheck for Online {
-    fn run<'a>(&'a self, io: &'a Io) -> Boxed<'a, Result<Report, ToolError>> {
-        Box::pin(check_at(io, &self.container, &self.moment))
     }
 }
 

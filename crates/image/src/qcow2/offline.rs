@@ -2,11 +2,10 @@
 
 use ringtap_io::Io;
 
-use super::header::{autoclear, incompatible};
 use super::header_error::HeaderError;
 use super::moment::Moment;
 use super::tool::{ToolError, failed};
-use super::{Header, check, extension};
+use super::{Header, extension};
 use crate::bytes::{entries, table};
 use crate::{Container, Error, OpenError};
 
@@ -38,27 +37,6 @@ impl<'a> Offline<'a> {
             .check_tables(container.len())
             .map_err(|source| OpenError::Qcow2 { path: path(), source })?;
         Ok(Offline { io, container, header, moment: None })
-    }
-
-    /// As [`Offline::open`], to change it: not where it must be repaired first. Refcounts that its last user did not write
-    /// are found out again, as where a disk is served from it.
-    pub(super) async fn open_to_change(
-        io: &'a Io,
-        container: &'a Container,
-    ) -> Result<Offline<'a>, ToolError> {
-        let mut image = Offline::open(io, container).await?;
-        if image.header.has(incompatible::CORRUPT) {
-            return Err(image.refused("it is marked corrupt: run check --repair all first"));
-        }
-        if image.header.has(incompatible::DIRTY) {
-            if check::repair_unasked(io, container).await?.corruptions > 0 {
-                let why = "its refcounts were not written when it was last used and cannot be repaired: look at it with check";
-                return Err(image.refused(why));
-            }
-            image = Offline::open(io, container).await?;
-        }
-        image.header.autoclear &= autoclear::KNOWN;
-        Ok(image)
     }
 
     pub(super) fn refused(&self, why: impl Into<String>) -> ToolError {

@@ -4,7 +4,6 @@ use std::ops::Range;
 
 use super::header::{Header, MAX_L1_BYTES, MAX_SNAPSHOTS};
 use super::offline::Offline;
-use super::rewrite::Rewrite;
 use super::snapshot_table::{FIXED, MAX_EXTRA, NO_ICOUNT, Snapshot};
 use super::tool::ToolError;
 use crate::bytes::{be16, be32};
@@ -12,13 +11,13 @@ use crate::bytes::{be16, be32};
 /// The most bytes of a table that QEMU reads: 1024 for each of as many snapshots as there may be.
 const MAX_TABLE: u64 = 64 << 20;
 /// Bytes read and written at once.
-const PIECE: u64 = 16 << 10;
+pub(super) const PIECE: u64 = 16 << 10;
 /// The most bytes of a name, and of an ID, that are shown.
 const SHOWN_NAME: usize = 255;
 const SHOWN_ID: usize = 127;
 
 /// An entry as it lies in the table.
-struct Entry {
+pub(super) struct Entry {
     /// Where it begins, in the table.
     at: u64,
     fixed: Vec<u8>,
@@ -57,7 +56,7 @@ impl Entry {
     }
 
     /// Its bytes as they are to be. Version 3 wants it to say how large the disk was, which then was as it is now.
-    fn mended(&self, header: &Header) -> Vec<u8> {
+    pub(super) fn mended(&self, header: &Header) -> Vec<u8> {
         let mut extra = self.extra.clone();
         if self.is_incomplete(header) {
             if extra.len() < 8 {
@@ -84,7 +83,7 @@ fn shown(text: &[u8], most: usize) -> &[u8] {
 }
 
 /// Reads one entry after the other.
-struct Entries<'r, 'a> {
+pub(super) struct Entries<'r, 'a> {
     image: &'r Offline<'a>,
     /// Where the next one begins, in the table.
     at: u64,
@@ -93,7 +92,7 @@ struct Entries<'r, 'a> {
 }
 
 impl<'r, 'a> Entries<'r, 'a> {
-    fn of(image: &'r Offline<'a>) -> Entries<'r, 'a> {
+    pub(super) fn of(image: &'r Offline<'a>) -> Entries<'r, 'a> {
         Entries { image, at: 0, piece: (0, Vec::new()) }
     }
 
@@ -111,7 +110,7 @@ impl<'r, 'a> Entries<'r, 'a> {
     }
 
     /// The next entry. What it says to have behind the file's end is zeros.
-    async fn next(&mut self) -> Result<Entry, ToolError> {
+    pub(super) async fn next(&mut self) -> Result<Entry, ToolError> {
         let at = self.at;
         let there = self.image.len().saturating_sub(self.image.header.snapshots_offset);
         if at + FIXED as u64 > there {
@@ -147,18 +146,18 @@ pub(super) struct Scan {
     /// The clusters that its entries lie in, but for those that are too much.
     pub(super) clusters: Vec<Range<u64>>,
     /// Snapshots that do not say how large the disk was, as version 3 wants it.
-    incomplete: u64,
+    pub(super) incomplete: u64,
     /// Snapshots with more extra data than there may be.
-    too_long: u64,
+    pub(super) too_long: u64,
     /// Snapshots behind those that there may be.
-    too_many: u64,
+    pub(super) too_many: u64,
     /// 1 where there are none, and their table begins where no cluster does: QEMU does not open such an image.
-    astray: u64,
+    pub(super) astray: u64,
     /// What is wrong, a sentence each, the first of it.
     pub(super) messages: Vec<String>,
     /// How many stay, and the bytes that they take.
-    kept: u32,
-    len: u64,
+    pub(super) kept: u32,
+    pub(super) len: u64,
 }
 
 impl Scan {
@@ -265,41 +264,6 @@ impl Scan {
     pub(super) fn loses(&self) -> bool {
         self.too_long + self.too_many > 0
     }
-}
-
-/// Leave out what is too much, and where entries have to change write the table anew, with the header pointing to it. What it
-/// takes now is free then.
-pub(super) async fn mend(rewrite: &mut Rewrite<'_, '_, '_>, scan: &Scan) -> Result<(), ToolError> {
-    if scan.incomplete + scan.too_long == 0 {
-        // What stays is right as it lies there.
-        rewrite.image.header.snapshots = scan.kept;
-        if scan.astray > 0 {
-            rewrite.image.header.snapshots_offset = 0;
-        }
-        return Ok(());
-    }
-    let bits = rewrite.image.header.cluster_bits;
-    let clusters = scan.len.div_ceil(1 << bits);
-    let offset = if clusters == 0 { 0 } else { rewrite.take(clusters).await? };
-    let mut entries = Entries::of(rewrite.image);
-    let (mut at, mut piece) = (offset, Vec::new());
-    for _ in 0..scan.kept {
-        let entry = entries.next().await?;
-        piece.extend(entry.mended(&rewrite.image.header));
-        if piece.len() as u64 >= PIECE {
-            rewrite.image.write(at, &piece).await?;
-            at += piece.len() as u64;
-            piece.clear();
-        }
-    }
-    piece.resize((offset + (clusters << bits) - at) as usize, 0);
-    rewrite.image.write(at, &piece).await?;
-    for cluster in scan.clusters.iter().cloned().flatten() {
-        rewrite.add_or_leave(cluster).await?;
-    }
-    rewrite.image.header.snapshots = scan.kept;
-    rewrite.image.header.snapshots_offset = offset;
-    Ok(())
 }
 
 /// The snapshots, with their names as they are shown.
