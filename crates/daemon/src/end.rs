@@ -4,8 +4,9 @@ use ringtap_io::Tasks;
 
 use crate::Error;
 use crate::control::ExportDeleted;
-use crate::events::{Event, spawn};
-use crate::running::{DiskId, Export, Running, Served, ServerId, Then, is_failed};
+use crate::ids::{DiskId, ServerId};
+use crate::running::{Event, Export, Running, Served, Then, is_failed};
+use crate::threads::spawn;
 use crate::transports::Transport;
 
 impl Running {

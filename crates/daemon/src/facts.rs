@@ -1,15 +1,13 @@
-//! What is told about the disks: where they are served, and what they have served.
+//! What is told about the disks: where they are served.
 
 use std::io::Write as _;
 use std::path::PathBuf;
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use ringtap_image::CacheMode;
-use ringtap_vbd::{DeviceState, Stats};
 use serde::Serialize;
 
 use crate::left_out::LeftOut;
-use crate::running::Served;
 use crate::{Address, Announce, Disk};
 
 /// What is written as `%XX` in a URI.
@@ -70,32 +68,6 @@ impl NotServed {
     pub(crate) fn of_file((file, what): (&PathBuf, &String)) -> NotServed {
         let (file, error) = (Some(file.display().to_string()), what.clone());
         NotServed { disk: None, name: None, file, error }
-    }
-}
-
-/// What SIGUSR1 prints.
-#[derive(Debug, Serialize)]
-pub(crate) struct AllStats {
-    stats: Vec<DiskStats>,
-}
-
-/// A disk as SIGUSR1 prints it.
-#[derive(Debug, Serialize)]
-pub(crate) struct DiskStats {
-    disk: String,
-    name: String,
-    size: u64,
-    #[serde(flatten)]
-    stats: Stats,
-    #[serde(flatten)]
-    state: DeviceState,
-}
-
-impl DiskStats {
-    pub(crate) fn of(served: &Served) -> DiskStats {
-        let (path, name, vbd) = (&served.disk.path, served.disk.name.clone(), &served.vbd);
-        let disk = path.display().to_string();
-        DiskStats { disk, name, size: vbd.size(), stats: vbd.stats(), state: vbd.inspect() }
     }
 }
 
@@ -174,20 +146,6 @@ pub(crate) fn say_ready(announce: Announce, disks: &[DiskFacts], not_served: &[N
     let mut out = std::io::stdout().lock();
     // Nobody reads our stdout: then nobody waits for the word.
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());
-}
-
-impl AllStats {
-    pub(crate) fn of<'a>(disks: impl Iterator<Item = &'a Served>) -> AllStats {
-        AllStats { stats: disks.map(DiskStats::of).collect() }
-    }
-
-    /// Print them as one line on stderr.
-    pub(crate) fn print(&self) {
-        if let Ok(line) = serde_json::to_string(self) {
-            // Who read it may have gone.
-            let _ = writeln!(std::io::stderr(), "{line}");
-        }
-    }
 }
 
 /// The mode as users name it.

@@ -1,8 +1,7 @@
 //! Jobs on disks that are served: each a thread, and what clients of the control socket see of it.
 
 use std::collections::HashSet;
-use std::sync::mpsc::RecvTimeoutError;
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
 use ringtap_vbd::{Action, IoStatus, Job, Phase};
@@ -12,97 +11,12 @@ use crate::control::{
     Events, JobStatus, JobType, tell_of_behind, tell_of_end, tell_of_pending, tell_of_phase,
     tell_of_ready, tell_of_trouble,
 };
-use crate::events::contained;
+use crate::entry::{Entry, State};
+use crate::ids::DiskId;
 use crate::ledger::{Entered, Line};
-use crate::passing::{Left, Passing};
-use crate::pending::{EndingJobs, JobsEnded};
-use crate::running::{DiskId, Running, Then};
-
-/// A job that there is.
-pub(crate) struct Entry {
-    pub(crate) kind: JobType,
-    pub(crate) job: Job,
-    /// Bytes a second; 0 is no limit.
-    pub(crate) speed: u64,
-    /// Whether it stays to be looked at when it has ended.
-    pub(crate) stays: bool,
-    /// Whether its end waits for `job-finalize`.
-    pub(crate) pends: bool,
-    /// Whether it waits to be completed once all is copied.
-    pub(crate) waits: bool,
-    /// Whether its work is a copy, and the disk stays where it is.
-    pub(crate) copies: bool,
-    /// Whether it was told to end without its work.
-    pub(crate) cancelled: bool,
-    /// What is written down of it.
-    pub(crate) entered: Entered,
-    /// The disks that it has to do with.
-    pub(crate) disks: Vec<DiskId>,
-    state: State,
-}
-
-/// What is known of it beyond its phase. Shared with its thread, which tells of changes.
-#[derive(Clone, Default)]
-pub(crate) struct State(Arc<Mutex<Known>>);
-
-#[derive(Default)]
-struct Known {
-    told: Option<JobStatus>,
-    concluded: bool,
-    error: Option<String>,
-}
-
-impl State {
-    fn with<T>(&self, work: impl FnOnce(&mut Known) -> T) -> T {
-        work(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    /// As [`State::becomes`], of one on the way to the end that it may be past.
-    fn passes(&self, status: JobStatus) -> bool {
-        let is_past = self
-            .with(|known| status == JobStatus::Waiting && known.told == Some(JobStatus::Pending));
-        !is_past && self.becomes(status)
-    }
-
-    /// Note a status; whether it is another than before.
-    pub(crate) fn becomes(&self, status: JobStatus) -> bool {
-        self.with(|known| known.told.replace(status) != Some(status))
-    }
-}
-
-impl Entry {
-    pub(crate) fn status(&self) -> JobStatus {
-        let progress = self.job.progress();
-        match (self.state.with(|known| known.concluded), progress.phase) {
-            (true, _) => JobStatus::Concluded,
-            (_, Phase::Pending) => JobStatus::Pending,
-            (_, Phase::Ending) if !progress.paused => JobStatus::Waiting,
-            (_, Phase::Ready) if progress.paused => JobStatus::Standby,
-            _ if progress.paused => JobStatus::Paused,
-            (_, Phase::Waiting) => JobStatus::Created,
-            (_, Phase::Ready) => JobStatus::Ready,
-            (_, Phase::Failed) => JobStatus::Aborting,
-            _ => JobStatus::Running,
-        }
-    }
-
-    /// Have it end without its work.
-    pub(crate) fn cancel(&mut self) {
-        self.entered.pass_on(false);
-        self.cancelled = true;
-        self.job.cancel();
-    }
-
-    /// The same, for the next server to go on with; not where it was to end anyway.
-    fn end_for_next(&mut self) {
-        self.entered.pass_on(!self.cancelled);
-        self.job.cancel_for_next();
-    }
-
-    pub(crate) fn error(&self) -> Option<String> {
-        self.state.with(|known| known.error.clone())
-    }
-}
+use crate::passed::{Left, Passing};
+use crate::running::{EndingJobs, JobsEnded, Running, Then};
+use crate::threads::contained;
 
 /// The error of a job that was ended before its work was done.
 const CANCELLED: &str = "Operation canceled";
@@ -143,7 +57,7 @@ impl Running {
         new: New,
         work: impl FnOnce(&Job) -> Result<Then, Error> + Send + 'static,
     ) -> Result<(), Error> {
-        if self.pending.ending_jobs.is_some() {
+        if self.ending_jobs.is_some() {
             return Err(Error::Job("another process is about to take over: try again".into()));
         }
         let New { id, kind, disk, other, upon, speed, stays, pends, waits, copies, line } = new;
@@ -335,7 +249,7 @@ impl Running {
             self.pending.passing.insert(id.clone(), Passing::of(entry));
             entry.end_for_next();
         }
-        self.pending.ending_jobs = Some(EndingJobs { jobs, ended: vec![], then, _held: held });
+        self.ending_jobs = Some(EndingJobs { jobs, ended: vec![], then, _held: held });
         let begun = self.in_time("patience", move || -> Then {
             let late = ended.recv_timeout(patience) == Err(RecvTimeoutError::Timeout);
             Box::new(move |running| {
@@ -351,7 +265,7 @@ impl Running {
 
     /// No other process goes on with the jobs: this one does.
     fn jobs_stay(&mut self, why: &str) {
-        if let Some(ending) = self.pending.ending_jobs.take() {
+        if let Some(ending) = self.ending_jobs.take() {
             self.pending.resumes_jobs = true;
             self.are_passed_on(ending.ended);
             (ending.then)(self, Err(why.to_owned()));
@@ -362,14 +276,14 @@ impl Running {
     /// passed on.
     fn job_let_go(&mut self, id: &str, passed_on: Option<&[DiskId]>) {
         let passed_on = passed_on.map(|disks| (id.to_owned(), disks.to_vec()));
-        let Some(ending) = &mut self.pending.ending_jobs else {
+        let Some(ending) = &mut self.ending_jobs else {
             self.pending.resumes_jobs |= passed_on.is_some();
             return self.are_passed_on(passed_on);
         };
         ending.jobs.remove(id);
         ending.ended.extend(passed_on);
         if ending.jobs.is_empty() {
-            if let Some(ending) = self.pending.ending_jobs.take() {
+            if let Some(ending) = self.ending_jobs.take() {
                 self.are_passed_on(ending.ended);
                 (ending.then)(self, Ok(()));
             }
@@ -393,7 +307,7 @@ impl Running {
     /// Have all jobs end, for the process does.
     pub(crate) fn cancel_jobs(&mut self) {
         // Nobody takes over any more.
-        self.pending.ending_jobs = None;
+        self.ending_jobs = None;
         self.jobs.values_mut().for_each(Entry::cancel);
     }
 }

@@ -10,47 +10,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::control::{Held, hold_back, let_go};
-use crate::events::{Event, contained, spawn};
-use crate::running::Running;
+use crate::keeper::{Keeper, Work};
+use crate::running::{Event, Running};
+use crate::threads::{contained, spawn};
 use crate::{Error, kept};
 
 /// The end of a file's name that is being written.
 const UNFINISHED: &str = ".unfinished";
-
-/// What has changed, and who is told of it.
-struct Work {
-    /// Before what is written: a file that names an image may not stand beside the next that does.
-    removed: Vec<PathBuf>,
-    written: Vec<(PathBuf, String)>,
-    held: Vec<Held>,
-}
-
-/// Keeps the folder as the disks are.
-pub(crate) struct Keeper {
-    folder: PathBuf,
-    /// What each file says, or is about to.
-    texts: BTreeMap<PathBuf, String>,
-    work: Option<Sender<Work>>,
-    /// How much the thread has to do.
-    undone: Arc<AtomicUsize>,
-    /// Files that could not be written or removed: it is tried again with the next change.
-    owed: BTreeSet<PathBuf>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Drop for Keeper {
-    fn drop(&mut self) {
-        self.work = None;
-        if let Some(thread) = self.thread.take() {
-            // One that panicked has told of it.
-            let _ = thread.join();
-        }
-    }
-}
 
 impl Keeper {
     /// Begin to keep a folder.

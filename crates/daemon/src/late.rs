@@ -4,30 +4,24 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use ringtap_image::{Format, Place, is_store};
+use ringtap_image::is_store;
 use ringtap_io::Panic;
 use ringtap_vbd::{Vbd, disk_span};
 
 use crate::being_opened::BeingOpened;
 use crate::end;
-use crate::events::{Event, spawn};
 use crate::handed::Handed;
-use crate::left_out::LeftOut;
+use crate::ids::DiskId;
+use crate::left_out::{LeftOut, Tried};
 use crate::opened::{close_unused, device, record_formats};
 use crate::plan::Plan;
-use crate::running::{DiskId, Running, Served};
+use crate::running::{Event, Running, Served};
 use crate::successor;
+use crate::threads::spawn;
 use crate::{Address, Disk, Error, sandbox};
 
 /// The most that are opened at once.
 const MOST: usize = 32;
-
-/// What came of one.
-pub(crate) struct Tried {
-    by: Arc<()>,
-    disk: Disk,
-    opened: Result<(Vbd, Option<(Place, Format)>), Error>,
-}
 
 impl Tried {
     /// It is not wanted any more. Nothing was written to it; what lies on a server nobody waits for.

@@ -2,6 +2,9 @@
 
 use std::sync::Arc;
 
+use ringtap_image::{Format, Place};
+use ringtap_vbd::Vbd;
+
 use crate::{Disk, Error};
 
 /// A disk that could not be opened.
@@ -13,4 +16,11 @@ pub(crate) struct LeftOut {
     pub(crate) error: Error,
     /// Who tries it now.
     pub(crate) opening: Option<Arc<()>>,
+}
+
+/// What came of trying one.
+pub(crate) struct Tried {
+    pub(crate) by: Arc<()>,
+    pub(crate) disk: Disk,
+    pub(crate) opened: Result<(Vbd, Option<(Place, Format)>), Error>,
 }

@@ -21,9 +21,10 @@ use ringtap_export::Stop;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::SendFlags;
 
-use crate::events::{Event, contained, spawn};
+use crate::running::Event;
 use crate::socket::{self, SocketFile};
-use crate::{Address, Error, plan};
+use crate::threads::{contained, spawn};
+use crate::{Address, Error};
 
 /// The longest request that is read.
 const MOST: usize = 8 << 10;
@@ -168,7 +169,7 @@ impl Metrics {
         }
         let copies = listeners.iter().map(|listener| {
             let place = match listener {
-                Listener::Unix(listener) => Address::Unix(plan::unix_path(listener)),
+                Listener::Unix(listener) => Address::Unix(socket::unix_path(listener)),
                 Listener::Tcp(listener) => {
                     let bound = listener.local_addr()?;
                     Address::Tcp { host: bound.ip().to_string(), port: bound.port() }

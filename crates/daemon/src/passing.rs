@@ -4,37 +4,10 @@
 use ringtap_vbd::{Backup, IoStatus, Job, Moment, Unfinished, Wishes};
 
 use crate::control::JobType;
+use crate::entry::Entry;
 use crate::handover::{CopyState, JobState, SaveState};
-use crate::jobs::Entry;
-use crate::running::{DiskId, Running};
-
-/// A job that has ended, or is about to.
-pub(crate) struct Passing {
-    /// The disk that it is at work on, and the one that it writes to.
-    disks: Vec<DiskId>,
-    wishes: Wishes,
-    /// Whether its errors are met otherwise than by its end, as the ledger says.
-    meets_errors: bool,
-    has_checkpoint: bool,
-    /// Where it is to go on, if not at its beginning.
-    pub(crate) left: Option<Left>,
-}
-
-/// Where a job is to go on.
-pub(crate) enum Left {
-    /// Of a mirror.
-    Copy(Unfinished),
-    /// Of a backup.
-    Save(Moment),
-}
-
-impl Left {
-    /// What a job has left.
-    pub(crate) fn of(job: &Job) -> Option<Left> {
-        let moment = || job.take_moment().map(Left::Save);
-        job.take_unfinished().map(Left::Copy).or_else(moment)
-    }
-}
+use crate::passed::{Left, Passing};
+use crate::running::Running;
 
 impl JobType {
     /// Whether a job of this kind goes on only where it was left: begun anew it would be another one.

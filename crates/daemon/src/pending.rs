@@ -2,14 +2,12 @@
 
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use crate::Error;
-use crate::events::{Event, contained, spawn_working};
 use crate::handover::NbdComes;
-use crate::passing::Passing;
-use crate::running::{DiskId, Running, Then};
+use crate::ids::DiskId;
+use crate::passed::Passing;
 
 /// Names that are taken for what is not there yet, or not any more; and the threads that see to it.
 #[derive(Default)]
@@ -39,8 +37,6 @@ pub(crate) struct Pending {
     pub(crate) bitmaps: HashSet<(DiskId, String)>,
     /// Whether another process is to take over (SIGUSR2) once no image is being opened.
     pub(crate) upgrade: bool,
-    /// Jobs that are to end for another process to go on with.
-    pub(crate) ending_jobs: Option<EndingJobs>,
     /// What there is to know of jobs that have ended for another process, or that this one is to go on with.
     pub(crate) passing: HashMap<String, Passing>,
     /// Which of those is being begun.
@@ -75,57 +71,4 @@ pub(crate) struct ComingExport {
     pub(crate) id: String,
     pub(crate) disk: DiskId,
     pub(crate) writable: bool,
-}
-
-/// What is done once jobs have ended, or why they have not.
-pub(crate) type JobsEnded = Box<dyn FnOnce(&mut Running, Result<(), String>)>;
-
-/// Jobs that are to end, and what follows.
-pub(crate) struct EndingJobs {
-    pub(crate) jobs: HashSet<String>,
-    /// Those of them that have ended, each with its disks: clients see them until all have.
-    pub(crate) ended: Vec<(String, Vec<DiskId>)>,
-    pub(crate) then: JobsEnded,
-    /// Until it is gone somebody waits to end this.
-    pub(crate) _held: mpsc::Sender<()>,
-}
-
-impl Running {
-    /// Do something that takes time on another thread, and here what comes of it. The process does not end before
-    /// that is done, unless storage has fallen silent (`stopping.rs`).
-    pub(crate) fn in_time(
-        &mut self,
-        role: &str,
-        work: impl FnOnce() -> Then + Send + 'static,
-    ) -> Result<(), Error> {
-        let events = self.events.clone();
-        let thread = spawn_working(role, move || {
-            let then = contained(work);
-            // Somebody attends for as long as this thread is there.
-            let _ = then.map(|then| events.send(Event::Do(then)));
-        })?;
-        self.pending.threads.retain(|(_, thread)| !thread.is_finished());
-        self.pending.threads.push((role.to_owned(), thread));
-        Ok(())
-    }
-
-    /// The same of something that is to stay as it is where there is no thread: then it is given back.
-    pub(crate) fn in_time_with<T: Send + 'static>(
-        &mut self,
-        role: &str,
-        what: T,
-        work: impl FnOnce(T) -> Then + Send + 'static,
-    ) -> Option<T> {
-        let take =
-            |held: &Mutex<Option<T>>| held.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let held = Arc::new(Mutex::new(Some(what)));
-        let theirs = held.clone();
-        let begun = self.in_time(role, move || match take(&theirs) {
-            Some(what) => work(what),
-            None => Box::new(|_| {}),
-        });
-        let error = begun.err()?;
-        tracing::error!("{error}: nothing is done ({role})");
-        take(&held)
-    }
 }

@@ -1,14 +1,12 @@
 //! Which sockets serve which disks: addresses are gathered, bound, and grouped into servers.
 
-use std::path::PathBuf;
-
 use ringtap_export::fuse;
 use ringtap_export::nbd::Listener;
 use ringtap_vbd::disk_span;
 
 use crate::handed::{self, Handed};
 use crate::handover;
-use crate::running::DiskId;
+use crate::ids::DiskId;
 use crate::socket::{self, SocketFile};
 use crate::{Address, Config, Disk, Error, TlsMode};
 
@@ -194,21 +192,13 @@ pub(crate) fn listen(
 /// Where a listener is found: `unix:PATH` or `tcp:HOST:PORT`.
 pub(crate) fn place(listener: &Listener) -> Address {
     match listener {
-        Listener::Unix(listener) => Address::Unix(unix_path(listener)),
+        Listener::Unix(listener) => Address::Unix(socket::unix_path(listener)),
         Listener::Tcp(listener) => {
             let bound = listener.local_addr();
             let host = bound.as_ref().map_or("?".to_owned(), |bound| bound.ip().to_string());
             Address::Tcp { host, port: bound.map_or(0, |bound| bound.port()) }
         }
     }
-}
-
-/// The path a listener is bound to; empty where it has none.
-pub(crate) fn unix_path(listener: &std::os::unix::net::UnixListener) -> PathBuf {
-    let bound = listener.local_addr().ok();
-    let path = bound.and_then(|bound| bound.as_pathname().map(PathBuf::from));
-    // A relative path is of use to nobody but us.
-    path.map(|path| std::path::absolute(&path).unwrap_or(path)).unwrap_or_default()
 }
 
 #[cfg(test)]

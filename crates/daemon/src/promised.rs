@@ -2,10 +2,11 @@
 
 use ringtap_vbd::{ThrottleGroup, Vbd};
 
-use crate::events::spawn;
 use crate::identity::{Identity, identity};
+use crate::ids::DiskId;
 use crate::opened::close_unused;
-use crate::running::{DiskId, Running};
+use crate::running::Running;
+use crate::threads::spawn;
 use crate::{Disk, Error};
 
 impl Running {

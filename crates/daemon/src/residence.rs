@@ -12,11 +12,10 @@ use ringtap_io::Panic;
 use ringtap_vbd::Disk as Device;
 
 use crate::checkpoints;
-use crate::events::Event;
 use crate::handover::Closing;
 use crate::identity::{Identity, identity};
+use crate::ids::DiskId;
 use crate::opened::{self, Wrap, record_formats};
-use crate::running::{DiskId, Running, Served};
 use crate::successor;
 use crate::{Disk, Error};
 
@@ -30,7 +29,7 @@ pub(crate) struct Residence {
     id: DiskId,
     vbd: Device,
     wrap: Wrap,
-    events: Sender<Event>,
+    host: Box<dyn Host>,
     /// Of the disk whose image its own lies upon, whatever that names.
     upon: Mutex<Option<Arc<Residence>>>,
     state: Mutex<State>,
@@ -42,14 +41,34 @@ enum State {
     Away(Box<Disk>),
 }
 
+/// Who serves the disks, as the residence of one sees it.
+pub(crate) trait Host: Send + Sync {
+    /// The disk is here, opened so.
+    fn has_arrived(&self, id: DiskId, disk: Disk, file: Option<Identity>, resized: bool);
+
+    /// It goes on here.
+    fn stays(&self, id: DiskId);
+
+    fn has_left(&self, id: DiskId);
+
+    /// Find out whether nobody else has to do with it; from then on nobody may. Why not is told.
+    fn ask_to_leave(
+        &self,
+        id: DiskId,
+        with_guest: bool,
+        asked: Arc<Mutex<Asked>>,
+        tell: Sender<Result<(), String>>,
+    );
+}
+
 /// Whether a disk may leave, as it is found out by the thread that serves.
-enum Asked {
+pub(crate) enum Asked {
     Waits,
     May(Box<Disk>),
     GivenUp,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -60,12 +79,11 @@ impl Residence {
         disk: &Disk,
         vbd: &Device,
         wrap: &Wrap,
-        events: &Sender<Event>,
+        host: Box<dyn Host>,
     ) -> Arc<Residence> {
         let state = if disk.incoming { State::Away(disk.clone().into()) } else { State::Here };
-        let (vbd, wrap, events, state) =
-            (vbd.clone(), wrap.clone(), events.clone(), Mutex::new(state));
-        Arc::new(Residence { id, vbd, wrap, events, upon: Mutex::default(), state })
+        let (vbd, wrap, state) = (vbd.clone(), wrap.clone(), Mutex::new(state));
+        Arc::new(Residence { id, vbd, wrap, host, upon: Mutex::default(), state })
     }
 
     /// Its image lies upon that one's, whatever it names.
@@ -112,7 +130,7 @@ impl Residence {
         // At once: another file may be at its path when that is heard.
         let file = identity(&disk.path);
         let (id, resized) = (self.id, before != self.vbd.size());
-        self.tell(move |running| running.has_arrived(id, disk, file, resized));
+        self.host.has_arrived(id, disk, file, resized);
         Ok(())
     }
 
@@ -137,7 +155,7 @@ impl Residence {
     pub(crate) fn goes_on(&self) {
         self.stays();
         let id = self.id;
-        self.tell(move |running| _ = running.pending.changing.remove(&id));
+        self.host.stays(id);
     }
 
     /// Open the image, and let it be the disk; how it was opened.
@@ -242,11 +260,11 @@ impl Residence {
                 // What is kept of the image is found again with it.
                 self.vbd.forget_bitmaps();
                 *state = State::Away(disk);
-                self.tell(move |running| running.has_left(id));
+                self.host.has_left(id);
                 Ok(())
             }
             Err(error) => {
-                self.tell(move |running| _ = running.pending.changing.remove(&id));
+                self.host.stays(id);
                 Err(error)
             }
         }
@@ -256,19 +274,7 @@ impl Residence {
     fn may_leave(&self, with_guest: bool) -> Result<Box<Disk>, Error> {
         let (tell, told) = channel();
         let (asked, id) = (Arc::new(Mutex::new(Asked::Waits)), self.id);
-        let theirs = asked.clone();
-        self.tell(move |running| {
-            let mut asked = lock(&theirs);
-            if matches!(*asked, Asked::GivenUp) {
-                return;
-            }
-            let may = running.may_leave(id, with_guest);
-            if let Ok(disk) = &may {
-                running.pending.changing.insert(id);
-                *asked = Asked::May(disk.clone());
-            }
-            let _ = tell.send(may.map(drop));
-        });
+        self.host.ask_to_leave(id, with_guest, asked.clone(), tell);
         let refused = told.recv_timeout(PATIENCE).ok().and_then(Result::err);
         if let Some(why) = refused {
             return Err(Error::Stays(why));
@@ -277,11 +283,6 @@ impl Residence {
             Asked::May(disk) => Ok(disk),
             _ => Err(Error::Stays("the server is busy".into())),
         }
-    }
-
-    fn tell(&self, what: impl FnOnce(&mut Running) + Send + 'static) {
-        // Where nobody attends any more all ends.
-        let _ = self.events.send(Event::Do(Box::new(what)));
     }
 }
 
@@ -298,63 +299,5 @@ impl ringtap_export::vhost_user::Residence for Residence {
     fn leave(&self) -> Result<(), String> {
         // Where it stays nobody else can have it: the guest goes on here, or waits there.
         Residence::leave(self, true).map_err(|error| error.to_string())
-    }
-}
-
-impl Running {
-    /// How a disk was opened that nobody but one guest has to do with.
-    fn may_leave(&self, id: DiskId, with_guest: bool) -> Result<Box<Disk>, String> {
-        let refuse = |why: &str| Err(why.to_owned());
-        let Some(served) = self.disks.get(&id) else { return refuse("it is gone") };
-        let exports = self.exports.iter().filter(|export| export.disk == id).count();
-        let coming = self.pending.exports.iter().any(|one| one.disk == id);
-        if self.quit || served.vbd.health().failure().is_some() {
-            return refuse("it is about to end");
-        }
-        if exports > usize::from(with_guest) || coming {
-            return refuse(match with_guest {
-                true => "it has more exports than that guest's",
-                false => "it has exports: its guest takes it along, or they are to go first",
-            });
-        }
-        if self.pending.changing.contains(&id) || self.pending.bitmaps_changing.contains(&id) {
-            return refuse("a job is at work on it, or it is being changed");
-        }
-        if self.user_of_disk(id).is_some() || served.ties.upon.is_some() {
-            return refuse("its image lies upon that of another disk here, or below it");
-        }
-        if served.moment.is_some() || !served.vbd.dirty_bitmaps().is_empty() {
-            return refuse("it has bitmaps, which would not learn of what is written elsewhere");
-        }
-        if served.disk.options.read_only || served.disk.is_null() {
-            return refuse("others can have it as it is");
-        }
-        Ok(served.disk.clone().into())
-    }
-
-    /// The image of a disk is closed.
-    fn has_left(&mut self, id: DiskId) {
-        self.pending.changing.remove(&id);
-        self.pending.away.insert(id);
-        if let Some(served) = self.disks.get_mut(&id) {
-            served.disk.incoming = true;
-        }
-    }
-
-    /// The image of a disk is here, opened so.
-    fn has_arrived(&mut self, id: DiskId, disk: Disk, file: Option<Identity>, resized: bool) {
-        self.pending.away.remove(&id);
-        let Some(served) = self.disks.get_mut(&id) else { return };
-        served.file = file;
-        (served.disk.path, served.disk.options) = (disk.path, disk.options);
-        served.disk.incoming = false;
-        if resized {
-            self.transports_of(id).iter().for_each(|transport| transport.resized());
-        }
-    }
-
-    /// Where the image of a disk is.
-    pub(crate) fn residence_of(&self, id: DiskId) -> Option<Arc<Residence>> {
-        self.disks.get(&id).map(|served: &Served| served.residence.clone())
     }
 }

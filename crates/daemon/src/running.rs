@@ -1,9 +1,9 @@
 //! The disks that are served, their servers, and their exports: those there are from the start, and those that come
 //! later and go again.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::os::fd::OwnedFd;
-use std::sync::mpsc::Sender;
+use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -12,45 +12,23 @@ use ringtap_export::{Stop, nbd, ublk};
 use ringtap_image::Secret;
 use ringtap_vbd::{Listening, ThrottleGroup, Vbd, WriteThrough};
 
+use crate::attached::{Attached, Leaving};
 use crate::control::Events;
-use crate::events::Event;
+use crate::entry::Entry;
 use crate::facts::DiskFacts;
 use crate::folder::Looked;
 use crate::graph::{Graph, Ties};
 use crate::identity::Identity;
-use crate::jobs::Entry;
-use crate::keep::Keeper;
-use crate::left_out::LeftOut;
+use crate::ids::{DiskId, ServerId};
+use crate::keeper::Keeper;
+use crate::left_out::{LeftOut, Tried};
 use crate::opened::Wrap;
 use crate::pending::Pending;
 use crate::residence::Residence;
 use crate::socket::SocketFile;
 use crate::tls::NamedCredentials;
 use crate::transports::Transport;
-use crate::xen::Leaving;
 use crate::{Address, Config, Disk, Error, OnError};
-
-/// A disk that is running, as long as it is; no other is known by it afterwards.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct DiskId(u64);
-
-#[cfg(test)]
-impl DiskId {
-    pub(crate) fn of_test(number: u64) -> DiskId {
-        DiskId(number)
-    }
-}
-
-/// A server that is running.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct ServerId(u64);
-
-#[cfg(test)]
-impl ServerId {
-    pub(crate) fn of_test(number: u64) -> ServerId {
-        ServerId(number)
-    }
-}
 
 /// A disk being served.
 pub(crate) struct Served {
@@ -144,6 +122,50 @@ impl Serving {
 /// What is done once something is gone.
 pub(crate) type Then = Box<dyn FnOnce(&mut Running) + Send>;
 
+/// What is done once jobs have ended, or why they have not.
+pub(crate) type JobsEnded = Box<dyn FnOnce(&mut Running, Result<(), String>)>;
+
+/// Jobs that are to end, and what follows.
+pub(crate) struct EndingJobs {
+    pub(crate) jobs: HashSet<String>,
+    /// Those of them that have ended, each with its disks: clients see them until all have.
+    pub(crate) ended: Vec<(String, Vec<DiskId>)>,
+    pub(crate) then: JobsEnded,
+    /// Until it is gone somebody waits to end this.
+    pub(crate) _held: mpsc::Sender<()>,
+}
+
+/// What a serving process waits for.
+pub(crate) enum Event {
+    Signal(i32),
+    /// A server ended.
+    Ended {
+        server: String,
+        /// Which of those that are running.
+        of: Option<ServerId>,
+        result: Result<(), Box<dyn std::error::Error + Send + Sync>>,
+    },
+    /// A panic has stopped a disk.
+    Failed,
+    /// A disk that was left out has been tried again.
+    Tried(Box<Tried>),
+    /// Xen's toolstack wants a disk served.
+    Attached(Box<Attached>),
+    /// Something that another thread wants to be done to what is running.
+    Do(Box<dyn FnOnce(&mut Running) + Send>),
+}
+
+impl Event {
+    pub(crate) fn failure(self) -> Option<Error> {
+        match self {
+            Event::Ended { server, result: Err(source), .. } => {
+                Some(Error::Server { server, source })
+            }
+            _ => None,
+        }
+    }
+}
+
 /// A disk as one server shows it.
 pub(crate) struct Export {
     pub(crate) id: String,
@@ -214,6 +236,8 @@ pub(crate) struct Running {
     pub(crate) leaving: Vec<Leaving>,
     /// What is about to come or to go, and takes time.
     pub(crate) pending: Pending,
+    /// Jobs that are to end for another process to go on with.
+    pub(crate) ending_jobs: Option<EndingJobs>,
     /// Tells clients of the control socket.
     pub(crate) told: Events,
     pub(crate) events: Sender<Event>,
@@ -260,6 +284,7 @@ impl Running {
             graph: Graph::default(),
             leaving: vec![],
             pending: Pending::default(),
+            ending_jobs: None,
             told: Events::default(),
             events,
             config,
@@ -288,7 +313,13 @@ impl Running {
             self.pending.away.insert(id);
         }
         let served = Served {
-            residence: Residence::of(id, &disk, vbd.disk(), &self.wrap, &self.events),
+            residence: Residence::of(
+                id,
+                &disk,
+                vbd.disk(),
+                &self.wrap,
+                Box::new(self.events.clone()),
+            ),
             facts: DiskFacts::new(&disk, &vbd),
             file,
             _listening: tell_of_failure(&vbd, &self.events),

@@ -9,19 +9,24 @@ use ringtap_export::{give_back_startup, ublk};
 use sd_notify::NotifyState;
 use signal_hook::consts::{SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
 
-use crate::events::{Event, Signalled, contained, notify, notify_reloading, prepare_notify};
-use crate::facts::{AllStats, DiskFacts, NotServed, say_ready};
-use crate::folder::{self, Looked, ReadFile};
+use crate::facts::{DiskFacts, NotServed, say_ready};
+use crate::folder::{Looked, ReadFile};
 use crate::handover::{self, Taking, Wish};
 use crate::identity::tell_of_another_file;
-use crate::keep::{self, Keeper};
+use crate::ids::DiskId;
+use crate::keep;
+use crate::keeper::Keeper;
 use crate::late;
+use crate::look;
 use crate::metrics::Metrics;
 use crate::opened::{self, Opened, Wrap, record_formats};
 use crate::pid_file::PidFile;
 use crate::plan::Plan;
-use crate::running::{DiskId, Running, Served, is_failed};
+use crate::running::{Event, Running, Served, is_failed};
+use crate::signals::{Signalled, notify, notify_reloading, prepare_notify};
+use crate::stats::AllStats;
 use crate::stopping::{Left, close_all, wait_for_checks};
+use crate::threads::contained;
 use crate::{Address, Config, ControlAt, Disk, Error, NbdTls, Sandbox, control, process, sandbox};
 
 /// Serve the disks until SIGTERM or SIGINT. Returns once every request taken has ended, the images
@@ -65,7 +70,7 @@ fn run(
     let (mut looked, mut not_served) = (Looked::default(), vec![]);
     let told = match &*taking {
         None => {
-            looked = folder::load(&mut config)?;
+            looked = look::load(&mut config)?;
             config = config.checked()?;
             None
         }
@@ -212,7 +217,7 @@ fn run(
 fn operators_words(config: &Config) -> Result<Config, Error> {
     let mut told = Config { strict: false, ..config.clone() };
     if told.sandbox != Sandbox::Off {
-        folder::load(&mut told)?;
+        look::load(&mut told)?;
     }
     Ok(told)
 }
@@ -386,7 +391,7 @@ fn handle(
             notify_reloading();
             running.disks.values().for_each(|served| served.vbd.try_again());
             reload(running);
-            folder::look_again(running);
+            look::look_again(running);
             late::try_again(running);
             know(running);
             say_tried(running);

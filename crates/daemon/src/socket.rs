@@ -12,7 +12,6 @@ use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::SocketAddrUnix;
 
-use crate::plan::unix_path;
 use crate::{Address, Error, handover};
 
 const BACKLOG: i32 = 128;
@@ -172,6 +171,14 @@ pub(crate) fn tcp(host: &str, port: u16) -> Result<Vec<TcpListener>, Error> {
         handover::note(&place, &asked);
     }
     Ok(listeners)
+}
+
+/// The path a listener is bound to; empty where it has none.
+pub(crate) fn unix_path(listener: &UnixListener) -> PathBuf {
+    let bound = listener.local_addr().ok();
+    let path = bound.and_then(|bound| bound.as_pathname().map(PathBuf::from));
+    // A relative path is of use to nobody but us.
+    path.map(|path| std::path::absolute(&path).unwrap_or(path)).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -7,10 +7,11 @@ use std::thread::JoinHandle;
 use ringtap_export::{Stop, nbd, ublk, vhost_user};
 use ringtap_io::Panic;
 
-use crate::events::{Event, spawn};
+use crate::ids::{DiskId, ServerId};
 use crate::plan::{self, File, NbdGroup, Plan, VhostUser};
-use crate::running::{DiskId, Running, Served, ServerId, Serving, new_stop};
+use crate::running::{Event, Running, Served, Serving, new_stop};
 use crate::socket::SocketFile;
+use crate::threads::spawn;
 use crate::transports::{End, Transport};
 use crate::{Address, Error, TlsMode, handover};
 

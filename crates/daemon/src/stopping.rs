@@ -11,8 +11,9 @@ use ringtap_io::{Elsewhere, Tasks};
 
 use crate::Error;
 use crate::being_opened::{BeingOpened, OPENED_WITHIN};
-use crate::events::spawn;
-use crate::running::{DiskId, Running, Served, ServerId, Serving, is_failed};
+use crate::ids::{DiskId, ServerId};
+use crate::running::{Running, Served, Serving, is_failed};
+use crate::threads::spawn;
 use crate::transports::Transport;
 
 /// Storage that is asked for something and has ended nothing for so long is silent.

@@ -8,7 +8,7 @@ use ringtap_export::{Stop, fuse, nbd, ublk, vhost_user, xen};
 use ringtap_io::Panic;
 
 use crate::facts::nbd_uri;
-use crate::plan::unix_path;
+use crate::socket::unix_path;
 use crate::{Address, handover};
 
 /// How the thread of a server ends.

@@ -13,10 +13,11 @@ use ringtap_image::{Format, OpenError, OpenOptions, Place};
 use ringtap_vbd::Vbd;
 use rustix::fs::{FlockOperation, flock};
 
-use crate::events::Event;
-use crate::jobs::Entry;
+use crate::attached::{Attached, Leaving};
+use crate::entry::Entry;
+use crate::ids::{DiskId, ServerId};
 use crate::opened::{Wrap, device, record_formats};
-use crate::running::{DiskId, Export, Running, ServerId, Serving, is_failed, new_stop};
+use crate::running::{Event, Export, Running, Serving, is_failed, new_stop};
 use crate::transports::Transport;
 use crate::{Disk, Error, Target, end, successor};
 
@@ -36,22 +37,6 @@ pub struct XenConfig {
     pub persistent: bool,
     /// Percent of its own time that each answer is held back, for the lab.
     pub hold: u32,
-}
-
-/// A disk that the toolstack wants served, opened.
-pub(crate) struct Attached {
-    disk: Disk,
-    vbd: Vbd,
-    named: Option<(Place, Format)>,
-    server: ServerId,
-    tell: Sender<Result<ringtap_vbd::Disk, String>>,
-}
-
-/// A disk that its guest has given back: closed once nothing is at work on it.
-pub(crate) struct Leaving {
-    disk: DiskId,
-    /// Dropped then.
-    tell: Sender<()>,
 }
 
 impl Running {

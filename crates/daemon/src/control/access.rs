@@ -14,10 +14,11 @@ use super::outgoing::Reply;
 use super::refusal::Refusal;
 use super::shape::{Done, arguments, words};
 use crate::Disk;
-use crate::events::contained;
 use crate::graph::KeptMoment;
+use crate::ids::DiskId;
 use crate::moment::{Begun, Part, Wanted, at_one_moment};
-use crate::running::{DiskId, Running, Then};
+use crate::running::{Running, Then};
+use crate::threads::contained;
 
 words! {
     /// What breaks where old content cannot be saved.

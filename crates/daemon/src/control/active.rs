@@ -4,7 +4,8 @@ use super::command::Command;
 use super::outgoing::Reply;
 use super::refusal::Refusal;
 use super::shape::{Done, arguments};
-use crate::running::{DiskId, Running};
+use crate::ids::DiskId;
+use crate::running::Running;
 
 arguments! {
     /// `blockdev-set-active`

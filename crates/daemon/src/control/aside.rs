@@ -3,8 +3,8 @@
 use super::outgoing::Reply;
 use super::refusal::Refusal;
 use super::shape::Write;
-use crate::events::{contained, spawn};
 use crate::running::Running;
+use crate::threads::{contained, spawn};
 
 impl Running {
     /// Find an answer on another thread, and reply.

@@ -11,10 +11,11 @@ use super::copies::{Common, OnErrorWord};
 use super::jobs::JobType;
 use super::refusal::Refusal;
 use super::shape::{Done, arguments, words};
+use crate::ids::DiskId;
 use crate::jobs::New;
 use crate::ledger::CHECKPOINT;
 use crate::moment::{Begun, Wanted};
-use crate::running::{DiskId, Running};
+use crate::running::Running;
 use crate::scratch::{ROOM, ScratchAt};
 
 /// How long a guest's write may wait for the target, where nothing is said.

@@ -6,7 +6,8 @@ use serde_json::Value;
 use super::refusal::Refusal;
 use super::schema::{Schema, Shape};
 use super::shape::{Read, answer, arguments, object, wrong_type};
-use crate::running::{DiskId, Running};
+use crate::ids::DiskId;
+use crate::running::Running;
 
 /// The longest name of a bitmap. Source: QEMU, docs/interop/qcow2.
 const NAME_LEN: usize = 1023;

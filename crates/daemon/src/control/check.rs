@@ -12,8 +12,9 @@ use super::query::driver;
 use super::refusal::Refusal;
 use super::shape::{answer, arguments};
 use crate::Error;
-use crate::events::{Event, contained, spawn};
-use crate::running::{DiskId, Running};
+use crate::ids::DiskId;
+use crate::running::{Event, Running};
+use crate::threads::{contained, spawn};
 
 arguments! {
     /// `__ringtap_check`

@@ -20,7 +20,7 @@ use super::request::Request;
 use super::shape::Write;
 use super::table;
 use super::wire::{self, Malformed, Scanner};
-use crate::events::Event;
+use crate::running::Event;
 
 /// Bytes taken from a client at a time.
 const PIECE: usize = 64 << 10;

@@ -14,10 +14,11 @@ use super::shape::{Done, arguments};
 use crate::chain::{Layer, layers, position};
 use crate::commit::Commit;
 use crate::identity::identity;
+use crate::ids::DiskId;
 use crate::inner::InnerCommit;
 use crate::jobs::New;
 use crate::ledger::whole;
-use crate::running::{DiskId, Running, Served, Then};
+use crate::running::{Running, Served, Then};
 
 arguments! {
     /// `block-commit`

@@ -14,12 +14,13 @@ use super::outgoing::Reply;
 use super::refusal::Refusal;
 use super::shape::{Done, arguments, words};
 use crate::commit::Moved;
-use crate::graph::recount_layers;
 use crate::identity::identity;
+use crate::ids::DiskId;
 use crate::jobs::New;
+use crate::layers::recount_layers;
 use crate::ledger::{COPY, Line, whole};
 use crate::mirror::Copy;
-use crate::running::{DiskId, Running, Then};
+use crate::running::{Running, Then};
 
 words! {
     /// What becomes of a job that meets an error.

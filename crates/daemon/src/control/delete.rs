@@ -4,7 +4,8 @@ use super::command::Command;
 use super::outgoing::Reply;
 use super::refusal::Refusal;
 use super::shape::{Done, arguments};
-use crate::running::{DiskId, Running, Served, Then};
+use crate::ids::DiskId;
+use crate::running::{Running, Served, Then};
 use crate::{Error, end};
 
 /// What is done once a disk is closed, well or not.

@@ -10,7 +10,8 @@ use rustix::event::{PollFd, PollFlags};
 
 use super::client::{Client, wait};
 use super::outgoing::Events;
-use crate::events::{Event, contained};
+use crate::running::Event;
+use crate::threads::contained;
 
 /// How long to wait before the first time that it is tried again, and the longest pause.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));

@@ -6,9 +6,10 @@ use super::command::Command;
 use super::outgoing::Reply;
 use super::refusal::Refusal;
 use super::shape::arguments;
-use crate::facts::DiskStats;
-use crate::jobs::Entry;
-use crate::running::{DiskId, Running, Served};
+use crate::entry::Entry;
+use crate::ids::DiskId;
+use crate::running::{Running, Served};
+use crate::stats::DiskStats;
 
 arguments! {
     /// `__ringtap_inspect`

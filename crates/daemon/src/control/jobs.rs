@@ -6,7 +6,7 @@ use super::command::Command;
 use super::outgoing::{Events, Reply, Told};
 use super::refusal::Refusal;
 use super::shape::{Done, answer, arguments, words};
-use crate::jobs::Entry;
+use crate::entry::Entry;
 use crate::running::Running;
 
 words! {

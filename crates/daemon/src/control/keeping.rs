@@ -4,7 +4,8 @@ use serde_json::Value;
 
 use super::tls;
 use crate::Address;
-use crate::running::{DiskId, Running, ServerId};
+use crate::ids::{DiskId, ServerId};
+use crate::running::Running;
 use crate::transports::Transport;
 
 impl Running {

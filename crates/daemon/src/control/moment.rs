@@ -15,9 +15,10 @@ use super::shape::{Done, arguments, choice, words};
 use super::snapshot::{Asked as AskedSnapshot, Snapshot, SnapshotSync};
 use crate::Error;
 use crate::backup::Save;
-use crate::events::contained;
+use crate::ids::DiskId;
 use crate::moment::{Begun, Part, at_one_moment};
-use crate::running::{DiskId, Running, Then};
+use crate::running::{Running, Then};
+use crate::threads::contained;
 
 /// Actions wrap what their commands take.
 macro_rules! actions {
@@ -278,7 +279,7 @@ impl Running {
         let begun = self.begin_job(own.new, move |job| {
             let end = work(job);
             // However it has ended, and before anybody is told.
-            let _ = events.send(crate::events::Event::Do(Box::new(after)));
+            let _ = events.send(crate::running::Event::Do(Box::new(after)));
             end
         });
         if begun.is_err() {

@@ -13,8 +13,9 @@ use super::secrets::Qcow2Encryption;
 use super::shape::{arguments, choice, words};
 use super::throttle::ThrottleLimits;
 use crate::identity::Identity;
+use crate::ids::DiskId;
 use crate::node::is_name;
-use crate::running::{DiskId, Running, Served};
+use crate::running::{Running, Served};
 use crate::{Disk, OnError};
 
 words! {

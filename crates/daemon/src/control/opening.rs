@@ -14,9 +14,10 @@ use crate::Disk;
 use crate::being_opened::BeingOpened;
 use crate::graph::{FileNode, Ties};
 use crate::identity::{Identity, identity};
+use crate::ids::DiskId;
 use crate::ledger::{self, Line};
 use crate::opened::{At, Wrap, device_at, record_formats};
-use crate::running::{DiskId, Running, Then};
+use crate::running::{Running, Then};
 use crate::snapshot::header;
 
 /// A disk that is to be.

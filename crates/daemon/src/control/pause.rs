@@ -10,7 +10,8 @@ use super::outgoing::{Reply, Told};
 use super::refusal::Refusal;
 use super::shape::{Done, answer, arguments};
 use crate::Error;
-use crate::running::{DiskId, Running, Then};
+use crate::ids::DiskId;
+use crate::running::{Running, Then};
 
 /// How long requests in flight are waited for, in nanoseconds.
 const IN_FLIGHT: u64 = 10_000_000_000;

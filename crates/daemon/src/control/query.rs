@@ -12,8 +12,9 @@ use super::command::Command;
 use super::outgoing::{Reply, Told};
 use super::shape::{answer, arguments};
 use super::throttle;
-use crate::facts::DiskStats;
-use crate::running::{DiskId, Export, Running, Served};
+use crate::ids::DiskId;
+use crate::running::{Export, Running, Served};
+use crate::stats::DiskStats;
 
 answer! {
     /// How the host's page cache is used.

@@ -7,7 +7,8 @@ use super::command::Command;
 use super::outgoing::Reply;
 use super::refusal::Refusal;
 use super::shape::{Done, answer, arguments};
-use crate::running::{DiskId, Running};
+use crate::ids::DiskId;
+use crate::running::Running;
 
 /// The most that is told at once: a message that says as many is not too long for the other server.
 const MOST: usize = 10_000;

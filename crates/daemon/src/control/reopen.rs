@@ -10,7 +10,8 @@ use super::refusal::Refusal;
 use super::shape::{Done, arguments};
 use crate::end;
 use crate::identity::identity;
-use crate::running::{DiskId, Running, Then};
+use crate::ids::DiskId;
+use crate::running::{Running, Then};
 
 arguments! {
     /// `blockdev-reopen`

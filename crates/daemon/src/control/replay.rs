@@ -7,8 +7,9 @@ use serde_json::{Map, Value, json};
 use super::outgoing::Outgoing;
 use super::table;
 use crate::Address;
-use crate::events::{Event, contained};
-use crate::running::{DiskId, Running};
+use crate::ids::DiskId;
+use crate::running::{Event, Running};
+use crate::threads::contained;
 
 /// Show a disk as is written down of it; why not, for each that is not.
 pub(crate) fn replay(running: &mut Running, inbox: &Receiver<Event>, id: DiskId) -> Vec<String> {

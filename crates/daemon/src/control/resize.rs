@@ -7,9 +7,10 @@ use super::outgoing::Reply;
 use super::refusal::Refusal;
 use super::shape::{Done, arguments};
 use crate::Disk;
-use crate::events::contained;
+use crate::ids::DiskId;
 use crate::larger::make_larger;
-use crate::running::{DiskId, Running, Then};
+use crate::running::{Running, Then};
+use crate::threads::contained;
 
 arguments! {
     /// `block_resize`

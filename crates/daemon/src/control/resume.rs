@@ -11,9 +11,9 @@ use super::commit::BlockCommit;
 use super::jobs::tell_of_loss;
 use super::replay::carry_out;
 use crate::chain::{layers, position};
-use crate::events::Event;
+use crate::ids::DiskId;
 use crate::ledger::{self, Line};
-use crate::running::{DiskId, Running, Served};
+use crate::running::{Event, Running, Served};
 
 /// Go on with the jobs that the disks had, or say that they are gone.
 pub(crate) fn resume(running: &mut Running, inbox: &Receiver<Event>, ids: &[DiskId]) {

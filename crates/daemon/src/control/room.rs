@@ -4,7 +4,8 @@ use super::command::Command;
 use super::outgoing::{Reply, Told};
 use super::refusal::Refusal;
 use super::shape::{Done, answer, arguments, words};
-use crate::running::{DiskId, Running};
+use crate::ids::DiskId;
+use crate::running::Running;
 
 words! {
     /// What was tried.

@@ -17,8 +17,9 @@ use rustix::net::{SocketFlags, accept_with};
 use super::client::{Client, wait};
 use super::dial;
 use super::outgoing::Events;
-use crate::events::{Event, contained, spawn};
+use crate::running::Event;
 use crate::socket::{self, SocketFile};
+use crate::threads::{contained, spawn};
 use crate::{Address, ControlAt, Error};
 
 /// Whoever may connect at all may use the server as its owner may.

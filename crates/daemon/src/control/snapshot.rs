@@ -11,13 +11,15 @@ use super::outgoing::{Reply, Told};
 use super::refusal::Refusal;
 use super::shape::{Done, answer, arguments, words};
 use crate::end;
-use crate::events::contained;
-use crate::graph::{Ties, recount_layers};
+use crate::graph::Ties;
 use crate::identity::{Identity, identity};
+use crate::ids::DiskId;
+use crate::layers::recount_layers;
 use crate::node::is_name;
 use crate::opened::{Wrap, device};
-use crate::running::{DiskId, Running, Served, Then};
+use crate::running::{Running, Served, Then};
 use crate::snapshot::{Taken, Wanted, take};
+use crate::threads::contained;
 use crate::{Disk, Error};
 
 /// How long requests in flight may take before nothing is changed.

@@ -14,9 +14,10 @@ use super::shape::{Done, arguments};
 use crate::Error;
 use crate::chain::{layers, position};
 use crate::identity::identity;
+use crate::ids::DiskId;
 use crate::inner_stream::InnerStream;
 use crate::ledger::whole;
-use crate::running::{DiskId, Running, Served, Then};
+use crate::running::{Running, Served, Then};
 use crate::stream::Stream;
 
 arguments! {

@@ -15,8 +15,7 @@ use super::{
     moment, nbd_server, nodes, pause, query, regions, reopen, resize, room, secrets, snapshot,
     stream, throttle, upgrade,
 };
-use crate::events::Event;
-use crate::running::Running;
+use crate::running::{Event, Running};
 
 /// The command that must come first.
 pub(super) const NEGOTIATE: &str = "qmp_capabilities";

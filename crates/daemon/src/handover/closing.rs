@@ -11,9 +11,9 @@ use ringtap_io::keeping_a_reactor;
 
 use super::lock;
 use crate::at_once::AT_ONCE;
-use crate::events::spawn;
+use crate::ids::DiskId;
 use crate::residence::Residence;
-use crate::running::DiskId;
+use crate::threads::spawn;
 use crate::{Disk, Error};
 
 /// How long it is tried to open images again that somebody else has meanwhile, and how often.

@@ -18,11 +18,11 @@ use super::state::{
 };
 use super::still::Still;
 use super::{CHANNEL, UNDER_WAY, asked, leave_all, lock, storage, whole};
-use crate::events::notify;
 use crate::identity::identity;
 use crate::left_out::LeftOut;
 use crate::pid_file::PidFile;
 use crate::running::{Running, is_failed};
+use crate::signals::notify;
 use crate::transports::Transport;
 use crate::{Address, Error, kept, plan};
 
@@ -55,7 +55,7 @@ pub(crate) type Told = Box<dyn FnOnce(&mut Running, Result<u32, Error>)>;
 
 /// As [`hand_over`], once jobs have ended that the next server goes on with, and what is written of them stays.
 pub(crate) fn begin(running: &mut Running, wish: Wish, told: Told) {
-    if running.pending.ending_jobs.is_some() {
+    if running.ending_jobs.is_some() {
         return told(running, Err(failed("another process is about to take over already")));
     }
     if running.at_work().next().is_none() {

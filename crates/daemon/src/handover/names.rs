@@ -11,9 +11,11 @@ use serde::{Deserialize, Serialize};
 use super::asked;
 use crate::Address;
 use crate::facts::cache_name;
-use crate::graph::{FileNode, Lower, depth};
+use crate::graph::{FileNode, Lower};
 use crate::identity::{Identity, identity};
-use crate::running::{DiskId, Running};
+use crate::ids::DiskId;
+use crate::layers::depth;
+use crate::running::Running;
 use crate::tls::NamedCredentials;
 use crate::transports::Transport;
 

@@ -16,9 +16,10 @@ use super::state::{
 };
 use crate::Error;
 use crate::at_once::at_once;
-use crate::events::contained;
+use crate::ids::{DiskId, ServerId};
 use crate::residence::Residence;
-use crate::running::{DiskId, Running, Served, ServerId, Serving};
+use crate::running::{Running, Served, Serving};
+use crate::threads::contained;
 use crate::transports::Transport;
 
 /// How soon it is seen that threads have ended.

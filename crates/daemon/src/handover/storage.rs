@@ -11,8 +11,9 @@ use ringtap_vbd::Disk;
 
 use super::lock;
 use super::still::goes;
-use crate::events::spawn;
-use crate::running::{DiskId, Running};
+use crate::ids::DiskId;
+use crate::running::Running;
+use crate::threads::spawn;
 
 /// Disks that are flushed at once.
 const MOST: usize = 8;
