@@ -58,6 +58,8 @@ pub(super) struct Link {
     heard: Cell<bool>,
     /// There was a connection.
     connected: Cell<bool>,
+    /// There is one.
+    stands: Cell<bool>,
     /// The owner, where requests went there.
     far: OnceCell<Rc<Far>>,
     /// Requests go there from now on.
@@ -89,6 +91,7 @@ impl Link {
             given_up: Cell::new(false),
             heard: Cell::new(false),
             connected: Cell::new(false),
+            stands: Cell::new(false),
             far: OnceCell::new(),
             passes: Cell::new(false),
             leaving: Cell::new(false),
@@ -145,11 +148,11 @@ impl Link {
         true
     }
 
-    /// Have all that is asked go by the owner's connection. Only who was never connected has anything to hand on.
+    /// Have all that is asked go by the owner's connection. Only who is not connected has anything to hand on.
     fn pass_on(&self, io: &Io) {
         let far = self.far.get_or_init(|| Far::new(self.nbd.owner()));
         self.passes.set(true);
-        if self.connected.get() {
+        if self.stands.get() {
             return;
         }
         let waiting = self.requests.borrow_mut().take_unsent();
@@ -160,7 +163,7 @@ impl Link {
         }
     }
 
-    /// What is done where a first connection does not come soon, and again until it is there.
+    /// What is done where a first connection, or the owner's, does not come soon, and again until it is there.
     fn look_for_room(self: &Rc<Self>, io: &Io) {
         if !self.may_pass() {
             return;
@@ -171,7 +174,7 @@ impl Link {
         io.spawn_beside(async move {
             loop {
                 door.sleep(soon).await;
-                let Some(link) = link.upgrade().filter(|link| !link.connected.get()) else {
+                let Some(link) = link.upgrade().filter(|link| !link.stands.get()) else {
                     return;
                 };
                 match link.role {
@@ -184,9 +187,9 @@ impl Link {
 
     /// Give the connection up where the owner has none and the server no room for it.
     async fn make_room(&self, io: &Io, connection: &Connection, broken: &Cell<bool>) {
-        if !self.leaving.get() {
-            let (places, began) = (&self.nbd.places, Instant::now());
-            loop {
+        let (places, began) = (&self.nbd.places, Instant::now());
+        loop {
+            if !self.leaving.get() {
                 if !places.are_wanted(|| broken.get()).await {
                     return;
                 }
@@ -194,23 +197,23 @@ impl Link {
                 let young = RETURNS.saturating_sub(began.elapsed());
                 if !young.is_zero() {
                     io.sleep(young.as_nanos() as u64).await;
-                } else if places.answer() {
-                    break;
+                    continue;
                 }
+                if !places.answer() {
+                    continue;
+                }
+                self.leaving.set(true);
+                self.pass_on(io);
             }
-            self.leaving.set(true);
-            self.pass_on(io);
-        }
-        loop {
             let idle = self.idle.wait(io);
             if broken.get() {
                 return;
             }
-            if self.nbd.places.are_met() {
+            if places.are_met() {
                 // There was room after all.
                 self.leaving.set(false);
                 self.passes.set(false);
-                return;
+                continue;
             }
             if self.requests.borrow().is_empty() {
                 break;
@@ -301,8 +304,7 @@ impl Link {
     ) -> Option<Connection> {
         let (since, times) = lost.unwrap_or_else(|| (Instant::now(), 0));
         let attempt = self.nbd.redial(since, times.max(brief));
-        let is_first = !self.connected.get();
-        if is_first {
+        if !self.connected.get() || self.role == Role::Owner {
             self.look_for_room(io);
         }
         loop {
@@ -315,7 +317,7 @@ impl Link {
                     return Some(*connection);
                 }
                 // It is there, and has no room for one more.
-                News::TooLong(why) if is_first && self.may_pass() && self.nbd.has_connections() => {
+                News::TooLong(why) if self.may_pass() && self.nbd.has_connections(RETURNS) => {
                     match self.role {
                         Role::Near => {
                             warn!(
@@ -345,6 +347,7 @@ impl Link {
         let connection = Rc::new(connection);
         let _known = self.nbd.know(&connection);
         self.connected.set(true);
+        self.stands.set(true);
         self.passes.set(self.leaving.get());
         if self.role == Role::Owner {
             self.nbd.places.meet();
@@ -365,10 +368,14 @@ impl Link {
         let end = self.receive(io, &connection).await;
         let since = Instant::now();
         broken.set(true);
+        if self.role == Role::Owner {
+            self.nbd.places.miss();
+        }
         if let End::Ours(_) = end {
             self.see_off(io, &connection).await;
         }
         connection.channel.shut();
+        self.stands.set(false);
         self.more.notify(io);
         if self.role == Role::Near {
             self.idle.notify(io);

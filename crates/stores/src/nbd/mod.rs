@@ -74,6 +74,8 @@ struct Shared {
     /// The sockets of all connections, by number.
     sockets: Vec<(u64, OwnedFd)>,
     numbered: u64,
+    /// Since when there is one.
+    since: Option<Instant>,
 }
 
 /// Connect to an export to look at one of its metadata contexts, such as `qemu:dirty-bitmap:NAME`, by
@@ -190,6 +192,9 @@ impl Nbd {
         shared.numbered += 1;
         let number = shared.numbered;
         if let Ok(socket) = connection.socket.try_clone() {
+            if shared.sockets.is_empty() {
+                shared.since = Some(Instant::now());
+            }
             shared.sockets.push((number, socket));
         }
         drop(shared);
@@ -199,9 +204,11 @@ impl Nbd {
         Known { nbd: self.clone(), number }
     }
 
-    /// Whether one stands, as far as is known.
-    fn has_connections(&self) -> bool {
-        !self.shared().sockets.is_empty()
+    /// Whether there has been one for so long, as far as is known.
+    fn has_connections(&self, for_long: Duration) -> bool {
+        let shared = self.shared();
+        let since = shared.since.filter(|_| !shared.sockets.is_empty());
+        since.is_some_and(|since| since.elapsed() >= for_long)
     }
 
     /// The thread for those who have no connection of their own.

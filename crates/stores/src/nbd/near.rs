@@ -18,9 +18,9 @@ use super::requests::Who;
 pub(super) struct Places {
     taken: AtomicUsize,
     most: AtomicUsize,
-    /// The owner waits for its first connection, and the server has no room: who has one is to give it up.
+    /// The owner waits for a connection, and the server has no room: who has one is to give it up.
     wanted: AtomicBool,
-    /// The owner has had one.
+    /// The owner has one.
     met: AtomicBool,
     told: Event,
 }
@@ -54,7 +54,13 @@ impl Places {
     /// The owner has one: none is to be given up any more.
     pub(super) fn meet(&self) {
         self.met.store(true, SeqCst);
+        self.wanted.store(false, SeqCst);
         self.told.notify();
+    }
+
+    /// The owner has lost it.
+    pub(super) fn miss(&self) {
+        self.met.store(false, SeqCst);
     }
 
     pub(super) fn are_met(&self) -> bool {
@@ -66,14 +72,14 @@ impl Places {
         self.told.notify();
     }
 
-    /// Wait until one is to be given up: true; or `over`, or none is any more.
+    /// Wait until one is to be given up: true; or `over`.
     pub(super) async fn are_wanted(&self, over: impl Fn() -> bool) -> bool {
         loop {
             let told = self.told.listen();
-            if over() || self.are_met() {
+            if over() {
                 return false;
             }
-            if self.wanted.load(SeqCst) {
+            if self.wanted.load(SeqCst) && !self.are_met() {
                 return true;
             }
             told.await;

@@ -20,7 +20,7 @@ const LEAST: Duration = Duration::from_secs(1);
 pub(super) enum News {
     /// There is one.
     Connected(Box<Connection>),
-    /// None came in the time that requests wait; it is tried on.
+    /// None came in the time that requests wait; it is tried on, and told again with each attempt.
     TooLong(String),
     /// The store was closed.
     Closed,
@@ -90,7 +90,7 @@ fn seek(nbd: &Arc<Nbd>, wish: &Weak<Attempt>, begun: Instant, times: u32) {
         match found {
             None => return wish.tell(News::Closed),
             Some(Ok(connection)) => return wish.tell(News::Connected(Box::new(connection))),
-            Some(Err(why)) if !told && begun.elapsed() >= patience => {
+            Some(Err(why)) if begun.elapsed() >= patience => {
                 told = true;
                 wish.tell(News::TooLong(why));
             }
