@@ -71,4 +71,6 @@ pub(crate) struct ComingExport {
     pub(crate) id: String,
     pub(crate) disk: DiskId,
     pub(crate) writable: bool,
+    /// Whether its clients make the disk larger.
+    pub(crate) grows: bool,
 }

@@ -212,6 +212,11 @@ impl Transport {
         }
     }
 
+    /// Whether its clients make their disk larger.
+    pub(crate) fn grows(&self) -> bool {
+        matches!(self, Transport::Fuse(server) if server.grows())
+    }
+
     /// Tell whoever uses the disk that its size is another.
     pub(crate) fn resized(&self) {
         match self {

@@ -5,7 +5,7 @@ use std::os::unix::fs::FileExt;
 
 use ringtap_guest::{Appliance, Machine, Uml};
 use ringtap_tests::{Control, Server, patience, program, ringtap};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::{Empty, nbd_size, node, qemu_io, vhost};
 
@@ -246,18 +246,54 @@ fn disks_of_the_command_line_are_nodes_with_exports() {
     server.stop();
 }
 
+/// Of a disk `a`, or why not.
+fn added(empty: &mut Empty, id: &str, kind: &str, more: &Value) -> Result<(), String> {
+    let mut all = json!({"id": id, "node-name": "a", "type": kind, "writable": true});
+    for (key, value) in more.as_object().expect("options") {
+        all[key] = value.clone();
+    }
+    empty.control.call("block-export-add", all).map(drop)
+}
+
+/// Their clients would not hear of its new size.
+#[test]
+fn a_file_that_grows_its_disk_has_no_other_export_beside_it() {
+    let mut empty = Empty::new();
+    empty.add("a", "raw", "4M");
+    let (one, other, vhost) = (empty.text("one"), empty.text("other"), empty.text("vhost"));
+    let grows = json!({"mountpoint": one, "growable": true});
+    let beside = json!({"addr": {"type": "unix", "path": vhost}});
+    added(&mut empty, "v", "vhost-user-blk", &beside).expect("it comes");
+    let why = added(&mut empty, "one", "fuse", &grows).expect_err("its size would change");
+    assert!(why.contains("no other export"), "{why}");
+    added(&mut empty, "other", "fuse", &json!({"mountpoint": other})).expect("it keeps its size");
+    for id in ["v", "other"] {
+        empty.control.ok("block-export-del", json!({"id": id}));
+        empty.control.event();
+    }
+    added(&mut empty, "one", "fuse", &grows).expect("it is alone");
+    let why = added(&mut empty, "v", "vhost-user-blk", &beside).expect_err("its size would change");
+    assert!(why.contains("no other export"), "{why}");
+    File::options()
+        .write(true)
+        .open(&one)
+        .and_then(|file| file.set_len(5 << 20))
+        .expect("it grows");
+    empty.server.stop();
+}
+
 #[test]
 fn a_file_comes_and_goes_and_one_that_is_unmounted_ends_alone() {
     let mut empty = Empty::new();
     empty.add("a", "qcow2", "4M");
     let (one, other) = (empty.text("one"), empty.text("other"));
-    empty.export("one", "a", "fuse", json!({"mountpoint": one}));
-    empty.export("other", "a", "fuse", json!({"mountpoint": other, "writable": false}));
     let said = empty.control.call(
         "block-export-add",
         json!({"id": "g", "node-name": "a", "type": "fuse", "mountpoint": empty.text("g"), "growable": true, "writable": true}),
     );
     assert!(said.expect_err("it cannot grow").contains("raw image"));
+    empty.export("one", "a", "fuse", json!({"mountpoint": one}));
+    empty.export("other", "a", "fuse", json!({"mountpoint": other, "writable": false}));
     let file = File::options().write(true).open(&one).expect("the disk as a file");
     file.write_all_at(&vec![5; 1 << 20], 0).expect("written");
     drop(file);

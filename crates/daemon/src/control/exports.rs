@@ -219,6 +219,14 @@ impl Command for AddExport {
             Ok(common) => common,
             Err(refusal) => return reply.give(Err(refusal)),
         };
+        let grows = matches!(&self.of, ExportType::Fuse(of) if of.growable == Some(true));
+        if running.grows(common.disk) || grows && running.is_shown(common.disk) {
+            return reply.give(Err(Refusal::new(format!(
+                "Node '{}' would have a growable FUSE export and another: their clients would not hear of a new size, so that a \
+                 growable one has no other export beside it",
+                self.node_name
+            ))));
+        }
         match self.of {
             ExportType::Nbd(of) => reply.give(running.add_nbd(common, of, &self.node_name)),
             ExportType::Vhost(of) => running.add_vhost(common, of, &self.node_name, reply),
@@ -229,6 +237,16 @@ impl Command for AddExport {
 }
 
 impl Running {
+    /// Whether clients of an export that there is, or that is being made, make a disk larger.
+    fn grows(&self, disk: DiskId) -> bool {
+        let serves = |export: &Export| {
+            self.servers.get(&export.server).is_some_and(|serving| serving.transport.grows())
+        };
+        let mut coming = self.pending.exports.iter();
+        coming.any(|one| one.disk == disk && one.grows)
+            || self.exports.iter().any(|one| one.disk == disk && serves(one))
+    }
+
     fn add_nbd(&mut self, common: Common, of: NbdOptions, node: &str) -> Result<Done, Refusal> {
         let server = self.nbd_server()?;
         let name = of.name.unwrap_or_else(|| node.to_owned());
@@ -278,7 +296,7 @@ impl Running {
         let (path, mode) = (PathBuf::from(path), self.config.socket_mode);
         let options = vhost_user::Options { queues, serial };
         let Some(residence) = self.residence_of(common.disk) else { return };
-        self.add_in_time(common, reply, move |common| {
+        self.add_in_time(common, false, reply, move |common| {
             let (listener, file) = socket::unix(&path, mode)?;
             let transport = Transport::vhost_user(listener, common.vbd.clone(), options, residence);
             Ok((transport, vec![file]))
@@ -315,11 +333,12 @@ impl Running {
     fn add_in_time(
         &mut self,
         common: Common,
+        grows: bool,
         reply: Reply<Done>,
         make: impl FnOnce(&Common) -> Result<Made, Refusal> + Send + 'static,
     ) {
         let writable = !common.vbd.info().read_only;
-        let coming = ComingExport { id: common.id.clone(), disk: common.disk, writable };
+        let coming = ComingExport { id: common.id.clone(), disk: common.disk, writable, grows };
         self.pending.exports.push(coming);
         let taken = common.id.clone();
         let begun = self.in_time("export", move || -> Then {
@@ -347,7 +366,7 @@ impl Running {
         let options = fuse::Options { read_only, growable, mode, queues: QUEUES };
         let image = self.disks.get(&common.disk).map(|served| served.disk.path.clone());
         let image = image.unwrap_or_default();
-        self.add_in_time(common, reply, move |common| {
+        self.add_in_time(common, growable, reply, move |common| {
             if growable && (read_only || common.vbd.grow(common.vbd.size()).is_err()) {
                 return Err(Refusal::new(
                     "growable takes a raw image in a regular file, and an export that is writable",
@@ -367,7 +386,7 @@ impl Running {
         let shown = self.disks.get(&common.disk);
         let shown = shown.map(|served| (served.node().to_owned(), served.disk.path.clone()));
         let (disk, image) = shown.unwrap_or_default();
-        self.add_in_time(common, reply, move |common| {
+        self.add_in_time(common, false, reply, move |common| {
             let made = handover::device(&disk, (&image, of.number), &common.vbd, &options);
             Ok((Transport::Ublk(made.map_err(Error::from)?), vec![]))
         });

@@ -231,6 +231,11 @@ impl Server {
         &self.path
     }
 
+    /// Whether it makes its disk larger.
+    pub fn grows(&self) -> bool {
+        self.options.growable
+    }
+
     /// Serve until `stop` is raised, or the disk is stopped by a panic; then unmount, drain and leave. The
     /// last flush is the caller's.
     pub fn serve(&self, stop: &Stop) -> Result<(), Error> {
