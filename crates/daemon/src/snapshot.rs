@@ -188,7 +188,12 @@ fn prepare(wanted: &Wanted, part: Option<(&Transaction, usize)>) -> Result<Prepa
     });
     let opened = opened.and_then(|(bitmaps, image)| {
         let (own, handle) = (vbd.clone(), image.fork());
-        on_a_ring(overlay, |io| async move { checkpoints::moves(&io, &own, &*handle).await })?;
+        let moves =
+            on_a_ring(overlay, |io| async move { checkpoints::moves(&io, &own, &*handle).await });
+        if let Err(error) = moves {
+            close(overlay, image);
+            return Err(error.into());
+        }
         // From here on who begins anew finds the disk in the overlay, which holds nothing yet.
         let set = match part {
             None => record::set_successor(&base, overlay),
@@ -197,6 +202,7 @@ fn prepare(wanted: &Wanted, part: Option<(&Transaction, usize)>) -> Result<Prepa
         set.map_err(|error| {
             // A part of it may be written.
             let undone = record::forget_successor(&base);
+            close(overlay, image.fork());
             let base = base.display();
             let also = undone.err().map_or(String::new(), |error| {
                 format!(
@@ -424,11 +430,22 @@ fn undo(images: &[PathBuf], all: Vec<Prepared>, together: Option<Transaction>) {
     }
 }
 
+/// Nothing uses it: what was kept in memory for it is gone with it.
+fn close(overlay: &Path, image: Box<dyn Image>) {
+    let closed = on_a_ring(overlay, |io| async move { image.close(&io).await });
+    if let Err(error) = closed
+        .map_err(|error| error.to_string())
+        .and_then(|end| end.map_err(|error| error.to_string()))
+    {
+        tracing::warn!("cannot close {}: {error}", overlay.display());
+    }
+}
+
 /// It is to be as it was.
 fn undo_one(one: Prepared) {
     let Prepared { vbd, base, overlay, image, made, .. } = one;
     checkpoints::stays(vbd.disk());
-    drop(image);
+    close(&overlay, image);
     if let Err(error) = record::forget_successor(&base) {
         tracing::error!(
             "cannot forget that {} goes on in {}: {error}",

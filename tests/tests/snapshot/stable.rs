@@ -1,5 +1,7 @@
 //! What is to be stable before the next step, as the system calls show it: no test cuts the power of a real file system.
 
+use std::os::unix::fs::MetadataExt;
+
 use ringtap_tests::{ok, ringtap};
 use serde_json::json;
 
@@ -79,6 +81,31 @@ fn an_overlay_that_cannot_be_written_down_leaves_nothing() {
     assert!(!bench.path("o.qcow2").exists());
     let server = bench.serve(&["a.img"], &["-f", "raw"]);
     bench.io("a", &["read -P 2 0 64k", "read -P 1 64k 960k"]);
+    server.stop();
+}
+
+/// What a server keeps in memory beside its images: of the overlay there is nothing.
+#[test]
+fn an_overlay_that_was_given_up_leaves_no_memory() {
+    let bench = Bench::new();
+    make(&bench, "a.qcow2", "qcow2", &[]);
+    let (image, overlay) = (bench.text("a.qcow2"), bench.text("o.qcow2"));
+    let state = bench.text("state");
+    let more = ["-f", "qcow2", "--sandbox", "off", "--state-dir", &state];
+    let server = bench.serve(&["a.qcow2"], &more);
+    bench.io("a", &["write -P 1 0 1M", "flush"]);
+    let kib = || -> u64 {
+        let all = std::fs::read_dir(&state).expect("the folder").flatten();
+        all.map(|one| one.metadata().map_or(0, |facts| facts.blocks() / 2)).sum()
+    };
+    let before = kib();
+    assert!(before > 0, "a log");
+    let tampered = Tampered::begin(&server, &image, "fsync:error=EIO:when=1");
+    let wanted = json!({ "node-name": "a", "snapshot-file": overlay });
+    bench.control().call("blockdev-snapshot-sync", wanted).expect_err("it fails");
+    tampered.end();
+    // Which log an image had stays known.
+    assert!(kib() <= before + 4, "{} KiB, {before} before", kib());
     server.stop();
 }
 
