@@ -352,8 +352,8 @@ impl Vbd {
         self.lines.hurry(&self.disk.shared.throttle)
     }
 
-    /// The same where its user ends it, who may do so over and over: limits hold its requests, but let each go a second before its
-    /// time.
+    /// The same where its user ends it, who may do so over and over: what is asked of the disk later waits for what has gone before its
+    /// time. A queue that has begun while the disk still pays for that is held, but each request goes a second before its time.
     pub fn leave(&self) -> impl Sized + '_ {
         self.lines.leave(&self.disk.shared.throttle)
     }

@@ -93,6 +93,15 @@ impl Budget {
         (!buckets.is_empty()).then_some(Budget { buckets, iops_size: limits.iops_size })
     }
 
+    /// In what time what a request needs comes in.
+    fn cost(&self, way: Way, discard: bool, len: u64) -> Time {
+        let of = |unit| {
+            let amount = self.amount(unit, discard, len);
+            self.of(unit, way).map(move |bucket| bucket.time_of(amount))
+        };
+        of(Unit::Requests).chain(of(Unit::Bytes)).max().unwrap_or(0)
+    }
+
     fn of(&self, unit: Unit, way: Way) -> impl Iterator<Item = &Bucket> {
         let concerns = move |of: &Option<Way>| of.is_none_or(|of| of == way);
         let all = self.buckets.iter().filter(move |(of, ways, _)| *of == unit && concerns(ways));
@@ -136,6 +145,11 @@ pub(super) struct Grant<B> {
 impl<B: std::ops::Deref<Target = Budget>> Grant<B> {
     pub(super) fn new(budget: B) -> Grant<B> {
         Grant { budget, requests: 0, bytes: 0, taken: 0 }
+    }
+
+    /// In what time what a request needs comes in; nothing is taken.
+    pub(super) fn cost(&self, way: Way, discard: bool, len: u64) -> Time {
+        self.budget.cost(way, discard, len)
     }
 
     /// Take what a request needs: when it may go.

@@ -25,6 +25,10 @@ pub(crate) struct Lines {
     hurries: Cell<u32>,
     /// Those who want nobody to wait for long.
     leaves: Cell<u32>,
+    /// Whether nobody waits at all while there are any; not known before it is asked.
+    spared: Cell<Option<bool>>,
+    /// Which debt of its disk was the last when this queue's first request came.
+    debts: Cell<Option<u64>>,
     /// Whether nobody is left who waits for an answer: what has not begun is not to begin.
     lost: Cell<bool>,
     /// Whether what is served is charged to a tenant, and what of it has not been brought to it yet.
@@ -62,9 +66,29 @@ impl Lines {
         Hurry::begin(&self.hurries, throttle)
     }
 
-    /// Have nobody wait for longer than until [`AHEAD`] of his time.
-    pub(crate) fn leave(&self, throttle: &Throttle) -> Hurry<'_> {
-        Hurry::begin(&self.leaves, throttle)
+    /// Have nobody wait, where the disk can still pay for that: whose guest stops its queues is not to stand still with them. Where
+    /// it has not paid yet for a queue that was ended before this one began, nobody waits for longer than until [`AHEAD`] of his
+    /// time.
+    pub(crate) fn leave(&self, throttle: &Throttle) -> Leave<'_> {
+        self.spared.set(None);
+        Leave { _hurry: Hurry::begin(&self.leaves, throttle), lines: self }
+    }
+
+    fn is_spared(&self, now: Time, throttle: &Throttle) -> bool {
+        if self.leaves.get() == 0 {
+            return false;
+        }
+        self.spared.get().unwrap_or_else(|| {
+            let is_older = self.debts.get() != Some(throttle.debts());
+            // Who has been at the limits since owes a little all the time.
+            let has_paid = throttle.owed().saturating_sub(AHEAD) <= now;
+            if has_paid {
+                throttle.begin_debt();
+            }
+            let spared = has_paid || is_older;
+            self.spared.set(Some(spared));
+            spared
+        })
     }
 
     /// Have nothing begin any more that stands in a line or comes to it.
@@ -92,9 +116,20 @@ impl Lines {
         };
         let standing = Standing { throttle, io, since: io.now(), request };
         throttle.waits();
+        if self.debts.get().is_none() {
+            self.debts.set(Some(throttle.debts()));
+        }
         let _place = line.stand().await;
-        let in_haste = || self.hurries.get() > 0 || self.lost.get() || throttle.is_lifted();
+        let in_haste = || {
+            let hurried = self.hurries.get() > 0 || self.lost.get() || throttle.is_lifted();
+            hurried || self.is_spared(io.now(), throttle)
+        };
         while !self.lost.get() {
+            if self.hurries.get() == 0 && self.is_spared(io.now(), throttle) {
+                line.borrow(io.now(), throttle, way, request, &mut self.tally.borrow_mut());
+                self.charged.set(line.is_charged());
+                break;
+            }
             let Due { due, share, changes } = {
                 let mut tally = self.tally.borrow_mut();
                 line.take(io.now(), throttle, way, request, &mut tally)
@@ -121,6 +156,19 @@ impl Lines {
             let change = request.kind != Kind::Read;
             self.tally.borrow_mut().add(change, length(request), took);
         }
+    }
+}
+
+/// While it lives the queue's requests go before their time, at the cost of those that its disk asks for later.
+pub(crate) struct Leave<'a> {
+    _hurry: Hurry<'a>,
+    lines: &'a Lines,
+}
+
+impl Drop for Leave<'_> {
+    fn drop(&mut self) {
+        // A queue that goes on is one that has begun after that.
+        self.lines.debts.set(None);
     }
 }
 
@@ -220,6 +268,8 @@ struct Line {
     /// The number of the first place.
     first: Cell<u64>,
     grants: RefCell<Option<Grants>>,
+    /// When what was taken last may be used.
+    due: Cell<Time>,
 }
 
 enum Place {
@@ -285,6 +335,36 @@ impl Line {
         self.grants.borrow().as_ref().is_some_and(|grants| grants.share.is_some())
     }
 
+    /// Of the limits that hold now.
+    fn grants<'a>(kept: &'a mut Option<Grants>, throttle: &Throttle) -> &'a mut Grants {
+        let changes = throttle.changes();
+        match kept.take().filter(|grants| grants.changes == changes) {
+            Some(grants) => kept.insert(grants),
+            None => kept.insert(throttle.grants()),
+        }
+    }
+
+    /// Have the disk owe what the first needs.
+    fn borrow(
+        &self,
+        now: Time,
+        throttle: &Throttle,
+        way: Way,
+        request: &Request,
+        tally: &mut Tally,
+    ) {
+        let mut kept = self.grants.borrow_mut();
+        let grants = Line::grants(&mut kept, throttle);
+        let discard = request.kind == Kind::Discard;
+        let costs = grants.all.iter().map(|grant| grant.cost(way, discard, request.len));
+        let cost = costs.max().unwrap_or(0);
+        let of_share = grants.share.as_mut().and_then(|taken| {
+            let mut wait = taken.take(now, length(request), tally)?;
+            taken.tenant.still(now, &mut wait)
+        });
+        throttle.borrow(now, self.due.get(), cost.max(of_share.unwrap_or(0)));
+    }
+
     /// Take what the first needs.
     fn take(
         &self,
@@ -295,14 +375,16 @@ impl Line {
         tally: &mut Tally,
     ) -> Due {
         let mut kept = self.grants.borrow_mut();
-        let changes = throttle.changes();
-        let grants = match kept.take().filter(|grants| grants.changes == changes) {
-            Some(grants) => kept.insert(grants),
-            None => kept.insert(throttle.grants()),
-        };
+        let grants = Line::grants(&mut kept, throttle);
         let discard = request.kind == Kind::Discard;
         let due = grants.all.iter_mut().map(|grant| grant.take(now, way, discard, request.len));
         let due = due.max().unwrap_or(0);
+        let cost = || {
+            let costs = grants.all.iter().map(|grant| grant.cost(way, discard, request.len));
+            costs.max().unwrap_or(0)
+        };
+        let due = throttle.repay(due, cost);
+        self.due.set(due);
         let share = grants.share.as_mut().and_then(|taken| {
             let wait = taken.take(now, length(request), tally)?;
             Some((taken.tenant.clone(), wait))

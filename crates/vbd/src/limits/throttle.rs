@@ -121,6 +121,9 @@ pub(crate) struct Throttle {
     /// How often they have changed.
     changes: AtomicU64,
     changed: Event,
+    /// Until when its requests wait for what went before its time, and how many such debts there were.
+    owed: AtomicU64,
+    debts: AtomicU64,
     /// Those who want nobody to wait.
     lifted: AtomicUsize,
     waiting: AtomicUsize,
@@ -198,6 +201,8 @@ impl Throttle {
             own: Mutex::default(),
             changes: AtomicU64::new(0),
             changed: Event::default(),
+            owed: AtomicU64::new(0),
+            debts: AtomicU64::new(0),
             lifted: AtomicUsize::new(0),
             waiting: AtomicUsize::new(0),
             waited: AtomicU64::new(0),
@@ -313,6 +318,7 @@ impl Throttle {
             let own = self.lock();
             let any = own.budgets().next().is_some() || own.active_tenant().is_some();
             self.changes.fetch_add(1, SeqCst);
+            self.owed.store(0, SeqCst);
             self.door.limit(any);
         }
         if !broken("limits changed in silence") {
@@ -327,6 +333,37 @@ impl Throttle {
 
     pub(super) fn changed(&self) -> &Event {
         &self.changed
+    }
+
+    /// Until when its requests are to wait.
+    pub(super) fn owed(&self) -> Time {
+        self.owed.load(SeqCst)
+    }
+
+    /// How many debts it has had.
+    pub(super) fn debts(&self) -> u64 {
+        self.debts.load(SeqCst)
+    }
+
+    /// It is to have one more. Queues that begin from now on are those that came after it.
+    pub(super) fn begin_debt(&self) {
+        self.debts.fetch_add(1, SeqCst);
+    }
+
+    /// Have its own requests, and nobody else's of its group, wait for so much longer than until `from`.
+    pub(super) fn borrow(&self, now: Time, from: Time, cost: Time) {
+        let next = |owed: u64| Some(owed.max(from).max(now).saturating_add(cost));
+        let _ = self.owed.fetch_update(SeqCst, SeqCst, next);
+    }
+
+    /// When a request of the disk's own may go that is due then: not before what went ahead of its time is paid for.
+    pub(super) fn repay(&self, due: Time, cost: impl Fn() -> Time) -> Time {
+        if self.owed() <= due {
+            return due;
+        }
+        let cost = cost();
+        let next = |owed: u64| (owed > due).then_some(owed.saturating_add(cost));
+        self.owed.fetch_update(SeqCst, SeqCst, next).unwrap_or(due)
     }
 
     /// What is to be taken from, with nothing taken yet.
