@@ -62,7 +62,7 @@ const NAME: usize = 11;
 const BORN: usize = 16;
 /// Bytes that had been written to the device when the witness began.
 const WRITTEN: usize = 17;
-const WITNESS: usize = 24;
+const WITNESS: usize = 23;
 pub(crate) const FIRST: usize = 32;
 const RECORD: usize = 4;
 /// No server gets so far: what says so was not written by one.

@@ -6,7 +6,8 @@
 //! since: then it says a later time; a copy put back with its own time says an earlier one.
 
 use std::ops::Deref;
-use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::time::{ClockId, clock_gettime};
@@ -14,13 +15,15 @@ use rustix::time::{ClockId, clock_gettime};
 /// Words that other processes may share.
 pub type Words = Arc<dyn Deref<Target = [AtomicU64]> + Send + Sync>;
 
-const BEGUN: usize = 0;
-const CEILING: usize = 1;
-const FLOOR: usize = 2;
-const ENDED: usize = 3;
-const IN_FLIGHT: usize = 4;
-const BYTES_BEGUN: usize = 5;
-const BYTES_ENDED: usize = 6;
+const BUSY_BEFORE: usize = 0;
+const BEGUN: usize = 1;
+const CEILING: usize = 2;
+const FLOOR: usize = 3;
+const ENDED: usize = 4;
+const IN_FLIGHT: usize = 5;
+const BYTES_BEGUN: usize = 6;
+const BYTES_ENDED: usize = 7;
+const BUSY_SINCE: usize = 8;
 
 /// Nanoseconds of the wall clock since 1970.
 pub type Wall = u64;
@@ -65,13 +68,16 @@ pub struct Testimony {
     pub begun: Wall,
     /// Changes that were in flight.
     pub in_flight: u64,
+    /// After the first and before the second nothing was changed, and of changes after it none is known to have put
+    /// its stamp on the file.
+    pub pause: Option<(Wall, Wall)>,
     /// Bytes whose writing was begun, and had ended.
     pub bytes: (u64, u64),
 }
 
 impl Witness {
     /// Words it takes.
-    pub const WORDS: usize = 8;
+    pub const WORDS: usize = 9;
 
     /// Note in these words from now on, from `at` on; nothing is in flight. They say what they said.
     pub fn start(&self, words: Words, at: usize) {
@@ -120,11 +126,15 @@ impl Witness {
     /// What the words at `at` say.
     pub fn read(words: &[AtomicU64], at: usize) -> Testimony {
         let word = |index: usize| words.get(at + index).map_or(0, |word| word.load(SeqCst));
+        let (floor, begun) = (word(FLOOR), word(BEGUN).max(word(CEILING)));
+        let (before, since) = (word(BUSY_BEFORE), word(BUSY_SINCE));
         Testimony {
-            floor: word(FLOOR),
+            floor,
             ended: word(ENDED),
-            begun: word(BEGUN).max(word(CEILING)),
+            begun,
             in_flight: word(IN_FLIGHT),
+            // Programs of before do not note it, and leave what others noted.
+            pause: (floor <= before && before < since && since <= begun).then_some((before, since)),
             bytes: (word(BYTES_BEGUN), word(BYTES_ENDED)),
         }
     }
@@ -139,6 +149,8 @@ impl Witness {
             (ENDED, modified),
             (BYTES_BEGUN, 0),
             (BYTES_ENDED, 0),
+            (BUSY_SINCE, 0),
+            (BUSY_BEFORE, 0),
         ] {
             if let Some(word) = words.get(at + index) {
                 word.store(value, SeqCst);
@@ -190,7 +202,13 @@ impl Place {
     /// Changes are about to begin, at `now` by the coarse clock, which time stamps of files follow.
     fn begin(&self, changes: u64, bytes: u64, now: Wall) {
         let Some(words) = self.words.get(self.at..self.at + Witness::WORDS) else { return };
-        words[IN_FLIGHT].fetch_add(changes, SeqCst);
+        // Unless it is as before those that have ended, for none of them is known to have put its stamp on the file.
+        if words[IN_FLIGHT].fetch_add(changes, SeqCst) == 0
+            && words[FLOOR].load(Relaxed) >= words[BUSY_SINCE].load(Relaxed)
+        {
+            words[BUSY_BEFORE].store(words[ENDED].load(Relaxed), Release);
+            words[BUSY_SINCE].store(now, Release);
+        }
         if bytes > 0 {
             words[BYTES_BEGUN].fetch_add(bytes, Relaxed);
         }
@@ -207,7 +225,11 @@ impl Place {
     #[cold]
     fn step_back(&self, before: Wall, now: Wall) {
         self.set(CEILING, before);
-        self.set(FLOOR, now);
+        self.set(BUSY_SINCE, 0);
+        // The file may be older yet: nothing has been written to it for some time.
+        if let Some(floor) = self.at(FLOOR) {
+            floor.fetch_min(now, SeqCst);
+        }
     }
 
     /// Changes have ended, at `now`, by the exact clock. `written`: a write has put a stamp on the file,
@@ -216,8 +238,9 @@ impl Place {
         let Some(words) = self.words.get(self.at..self.at + Witness::WORDS) else { return };
         // One that began before the clock was set back says nothing about stamps after that.
         if let Some(floor) = written.filter(|floor| *floor <= now) {
-            if words[FLOOR].load(Relaxed) != floor {
-                words[FLOOR].store(floor, SeqCst);
+            // What began later and has ended has put a later stamp on it: only the clock lowers the bound.
+            if words[FLOOR].load(Relaxed) < floor {
+                words[FLOOR].fetch_max(floor, SeqCst);
             }
         }
         if bytes > 0 {
@@ -283,7 +306,8 @@ pub struct Watch {
     new_era: bool,
     begun: (u64, u64),
     ended: (u64, u64),
-    written: Option<Wall>,
+    /// When the last of the writes among them began, 0: there is none.
+    written: Wall,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -306,7 +330,7 @@ impl Watch {
             new_era: false,
             begun: (0, 0),
             ended: (0, 0),
-            written: None,
+            written: 0,
         }
     }
 
@@ -320,9 +344,14 @@ impl Watch {
     /// era.
     #[inline]
     pub fn begin(&mut self, bytes: u64) -> usize {
-        if self.begun.0 == 0 && self.eras[1 - self.current].in_flight == 0 {
-            self.current = 1 - self.current;
-            self.new_era = true;
+        if self.begun.0 == 0 {
+            let other = 1 - self.current;
+            if self.eras[other].in_flight == 0 {
+                (self.current, self.new_era) = (other, true);
+            } else if self.eras[self.current].in_flight == 0 {
+                // Beside one that takes long, which has the other for itself.
+                self.new_era = true;
+            }
         }
         self.begun.0 += 1;
         self.begun.1 += bytes;
@@ -361,7 +390,7 @@ impl Watch {
         self.ended.0 += 1;
         if let Some(bytes) = written {
             self.ended.1 += bytes;
-            self.written = Some(era.began);
+            self.written = self.written.max(era.began);
         }
     }
 
@@ -371,7 +400,7 @@ impl Watch {
         let (changes, bytes) = std::mem::take(&mut self.ended);
         if changes > 0 {
             self.noted = self.noted.saturating_sub(changes);
-            let written = self.written.take();
+            let written = Some(std::mem::take(&mut self.written)).filter(|written| *written > 0);
             self.places.iter().for_each(|place| place.end(changes, bytes, written, now));
         }
     }
@@ -408,24 +437,85 @@ mod tests {
         watch.end(second, Some(20));
         watch.settle_ended(310);
         assert_eq!((read().floor, read().in_flight, read().bytes), (300, 1, (30, 20)));
-        // Whoever ends late lowers the bound, which is safe.
+        // What began earlier has put no later stamp on the file, or one that is later yet.
         watch.end(first, Some(10));
         watch.settle_ended(400);
-        assert_eq!((read().floor, read().ended, read().in_flight), (200, 400, 0));
+        assert_eq!((read().floor, read().ended, read().in_flight), (300, 400, 0));
         // What puts no stamp on the file says nothing of it.
         let third = watch.begin(0);
         watch.settle_begun(500);
         watch.end(third, None);
         watch.settle_ended(510);
-        assert_eq!((read().floor, read().ended), (200, 510));
+        assert_eq!((read().floor, read().ended), (300, 510));
+    }
+
+    #[test]
+    fn a_change_that_takes_long_lowers_no_bound() {
+        let (witness, words) = started();
+        let mut watch = Watch::new(witness);
+        let long = watch.begin(10);
+        watch.settle_begun(200);
+        for time in [300, 400, 500] {
+            let other = watch.begin(20);
+            watch.settle_begun(time);
+            watch.end(other, Some(20));
+            watch.settle_ended(time + 10);
+            assert_eq!(Witness::read(&words, 0).floor, time, "a copy of before is known for one");
+        }
+        watch.end(long, Some(10));
+        watch.settle_ended(600);
+        assert_eq!(Witness::read(&words, 0).floor, 500);
+    }
+
+    #[test]
+    fn between_which_times_nothing_was_changed() {
+        let (witness, words) = started();
+        let (mut one, mut other) = (Watch::new(witness.clone()), Watch::new(witness));
+        let pause = || Witness::read(&words, 0).pause;
+        assert_eq!(pause(), None);
+        for time in [200, 300] {
+            let (before, long) = (Witness::read(&words, 0).ended, one.begin(1));
+            one.settle_begun(time);
+            let short = other.begin(1);
+            other.settle_begun(time + 10);
+            assert_eq!(pause(), Some((before, time)));
+            // None of these has put its stamp on the file for certain.
+            other.end(short, None);
+            other.settle_ended(time + 20);
+            one.end(long, None);
+            one.settle_ended(time + 30);
+            assert_eq!(pause(), Some((before, time)));
+            let next = other.begin(1);
+            other.settle_begun(time + 40);
+            assert_eq!(pause(), Some((before, time)));
+            other.end(next, Some(1));
+            other.settle_ended(time + 50);
+            assert_eq!(pause(), None, "it is later than that");
+        }
+        let late = one.begin(1);
+        one.settle_begun(400);
+        assert_eq!(pause(), Some((350, 400)));
+        other.begin(1);
+        other.settle_begun(390);
+        assert_eq!(pause(), None, "the clock was set back");
+        one.end(late, Some(1));
+        one.settle_ended(410);
+        // Left by another program, of which those of before know nothing.
+        for (before, since) in [(50, 420), (450, 420), (410, 9000)] {
+            words[BUSY_BEFORE].store(before, SeqCst);
+            words[BUSY_SINCE].store(since, SeqCst);
+            assert_eq!(pause(), None, "{before} {since}");
+        }
+        Witness::reset(&words, 0, 500);
+        assert_eq!((pause(), words[BUSY_SINCE].load(SeqCst)), (None, 0));
     }
 
     #[test]
     fn words_that_are_lent_are_noted_in_as_long_as_they_are_wanted() {
         let words: Vec<Words> = (0..3)
             .map(|_| {
-                let words: Arc<[AtomicU64]> = (0..8).map(|_| AtomicU64::new(0)).collect();
-                Arc::new(words) as Words
+                let words = (0..Witness::WORDS).map(|_| AtomicU64::new(0));
+                Arc::new(words.collect::<Arc<[AtomicU64]>>()) as Words
             })
             .collect();
         let read = |which: usize| {
@@ -471,12 +561,16 @@ mod tests {
         one.settle_begun(9000);
         let new = other.begin(1);
         other.settle_begun(5000);
-        assert_eq!((read().floor, read().begun), (5000, 9000), "either may be the stamp");
+        assert_eq!((read().floor, read().begun), (100, 9000), "any of the three may be the stamp");
         one.end(old, Some(1));
         one.settle_ended(5010);
-        assert_eq!(read().floor, 5000);
+        assert_eq!(read().floor, 100);
         other.end(new, Some(1));
         other.settle_ended(5020);
         assert_eq!((read().floor, read().begun, read().ended), (5000, 5000, 5020));
+        let new = other.begin(1);
+        other.settle_begun(4000);
+        assert_eq!((read().floor, read().begun), (4000, 5000), "the file's is above");
+        other.end(new, Some(1));
     }
 }

@@ -26,11 +26,11 @@ const SHORT: u64 = 0x5254_4150_4249_5402;
 const BOOT: usize = 1;
 /// Bytes written to the device when it began.
 const WRITTEN: usize = 3;
-const WITNESS: usize = 8;
+const WITNESS: usize = 7;
 const WORDS: usize = WITNESS + Witness::WORDS;
 /// Of an external data file: bytes written to the device when it began, and its witness.
 const DATA_WRITTEN: usize = WORDS;
-const DATA_WITNESS: usize = WORDS + 8;
+const DATA_WITNESS: usize = WORDS + 7;
 const DATA_WORDS: usize = DATA_WITNESS + Witness::WORDS;
 
 /// An image that is open, as a sidecar knows it.

@@ -21,7 +21,7 @@ const BORN: usize = 2;
 const WRITTEN: usize = 3;
 /// Two, as in the log's beginning; each is written here first.
 const GENERATIONS: usize = 4;
-const WITNESS: usize = 8;
+const WITNESS: usize = 7;
 
 /// Where the file is that this container has open; none in a simulation.
 fn place_of(data: &Container) -> Option<(u64, u64)> {

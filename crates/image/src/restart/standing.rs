@@ -20,6 +20,9 @@ const LATE: Wall = 1_000_000_000;
 
 const SECOND: Wall = 1_000_000_000;
 
+/// The longest between two ticks of the kernel, whose time stamps follow them.
+const TICK: Wall = 10_000_000;
+
 /// It keeps times in steps of two seconds, and not that of the last change of a file's facts.
 const FAT: u64 = 0x4d44;
 
@@ -136,6 +139,16 @@ fn by_time(said: Testimony, modified: Wall, facts: &Facts) -> Standing {
             "its last write is {early} older than the server's: it was put back to an earlier state"
         ));
     }
+    let pause = said
+        .pause
+        .filter(|(from, to)| modified > *from && modified.saturating_add(facts.step + TICK) < *to);
+    if let Some((from, to)) = pause {
+        let (after, before) = (seconds(modified - from), seconds(to - modified));
+        return not(format!(
+            "it was written to {after} after the server's last write but one, and {before} before the last, by something \
+             else"
+        ));
+    }
     let last = if said.in_flight == 0 { said.ended } else { said.ended.max(said.begun) };
     let late = modified.saturating_sub(last);
     if late == 0 || said.in_flight > 0 && late <= SOON {
@@ -182,7 +195,14 @@ mod tests {
     const NOW: Wall = 1_790_000_000 * SECOND + 123_456_789;
 
     fn said(in_flight: u64) -> Testimony {
-        Testimony { floor: NOW - 50, ended: NOW, begun: NOW + 10, in_flight, bytes: (8192, 4096) }
+        Testimony {
+            floor: NOW - 50,
+            ended: NOW,
+            begun: NOW + 10,
+            in_flight,
+            pause: None,
+            bytes: (8192, 4096),
+        }
     }
 
     fn is_other(standing: Standing) -> bool {
@@ -208,6 +228,32 @@ mod tests {
         let unsure = by(said(3), NOW + SOON + 11, true);
         assert!(matches!(&unsure, Standing::Unknown(why) if why.contains("3 were")), "{unsure:?}");
         assert!(is_other(by(said(1), NOW + 11 + LATE, true)));
+    }
+
+    /// The server wrote last a minute before the write that it was killed in.
+    #[test]
+    fn times_between_a_write_that_ended_and_the_next() {
+        let begun = NOW + 60 * SECOND;
+        let said = Testimony { begun, pause: Some((NOW, begun)), ..said(1) };
+        for time in [NOW - 50, NOW, begun - TICK, begun, begun + SOON] {
+            assert_eq!(by(said, time, true), Standing::Same, "{time}");
+        }
+        for time in [NOW - 51, NOW + 1, NOW + 30 * SECOND, begun - TICK - 1] {
+            assert!(is_other(by(said, time, true)), "{time}");
+            assert!(matches!(by(said, time, false), Standing::Unknown(_)), "{time}");
+        }
+        // Also where that has ended, and is not known to have put its stamp on the image.
+        let ended = Testimony { ended: begun + 20, in_flight: 0, ..said };
+        assert!(is_other(by(ended, NOW + 30 * SECOND, true)));
+        for time in [NOW, begun, begun + 20] {
+            assert_eq!(by(ended, time, true), Standing::Same, "{time}");
+        }
+        // An older server does not say it, and whole seconds not when within them.
+        let older = Testimony { pause: None, ..said };
+        assert_eq!(by(older, NOW + 30 * SECOND, true), Standing::Same);
+        let coarse = Facts { step: SECOND, own_clock: true, ..Facts::default() };
+        assert_eq!(by_time(said, begun - begun % SECOND, &coarse), Standing::Same);
+        assert!(is_other(by_time(said, begun - begun % SECOND - 2 * SECOND, &coarse)));
     }
 
     #[test]

@@ -39,6 +39,25 @@ fn what_was_noted_is_found_by_the_next_process() {
     assert_eq!(RestartLog::with(Arc::new(words), other, 100).left(), None);
 }
 
+/// A server before or after this one finds what was noted, whichever wrote it.
+#[test]
+fn the_witness_lies_where_older_servers_have_it() {
+    let image = tempfile::NamedTempFile::new().expect("a file");
+    let container = Container::open(image.path(), &crate::OpenOptions::default()).expect("opened");
+    let folder = tempfile::tempdir().expect("a folder");
+    let log = RestartLog::open(folder.path(), &image, 10).expect("a log").of(&container);
+    log.start(1);
+    let modified = Facts::of(&container).modified.expect("its time");
+    // When the last change was begun, the lower bound of its stamp, and the upper one.
+    assert_eq!([24, 26, 27].map(|at| log.word(at)), [modified; 3]);
+    // They know nothing of these two.
+    assert_eq!([23, 31].map(|at| log.word(at)), [0; 2]);
+    log.set(24, modified + 60_000_000_000);
+    log.set(28, 1);
+    let said = Witness::read(&log.words, WITNESS);
+    assert_eq!((said.pause, said.in_flight), (None, 1));
+}
+
 #[test]
 fn a_log_that_was_never_begun_is_removed() {
     let image = tempfile::NamedTempFile::new().expect("a file");
