@@ -53,6 +53,7 @@ mod stamp;
 pub mod threads;
 mod trials;
 mod versions;
+mod walk;
 mod watched;
 
 pub use bench::{Bench, Ends};
@@ -68,4 +69,5 @@ pub use remote::{Befell, Lapse, RemoteDisk, Weather};
 pub use run::{Run, alone};
 pub use stamp::{Garbled, SECTOR, stamp, stamps};
 pub use trials::{all_well, caught, seeds};
+pub use walk::{Logged, Look, Seen, walk};
 pub use watched::Saved;

@@ -44,20 +44,28 @@ pub struct Bench {
     /// The backing file of all first.
     pub layers: Vec<Layer>,
     pub size: u64,
-    align: u64,
+    pub align: u64,
     pub sabotage: Option<Sabotage>,
     pub lie: Option<Lie>,
     /// Set in the topmost image.
     pub trap: Option<Trap>,
     /// Whole clusters are written compressed.
     pub packs: bool,
-    table_memory: u64,
+    pub table_memory: u64,
     /// The restart log's memory.
-    words: Arc<[AtomicU64]>,
+    pub words: Arc<[AtomicU64]>,
     /// That beside it.
-    beside: Arc<[AtomicU64]>,
+    pub beside: Arc<[AtomicU64]>,
     /// Which boot of the machine it is.
-    boot: u128,
+    pub boot: u128,
+    /// The inode number of the topmost image.
+    pub inode: u64,
+    /// It is opened to be read only.
+    pub read_only: bool,
+    /// The log is taken for the image's own, whenever that was last written to.
+    pub blind: bool,
+    /// Whoever serves it knows of no log, as QEMU.
+    pub foreign: bool,
     /// What the operator wants done with a log that is in doubt.
     pub choice: Option<RestartChoice>,
     /// What the disk held when its bitmap was made, where it has one.
@@ -68,15 +76,25 @@ impl Bench {
     /// Everything that may be one way or the other is chosen by the seed.
     pub fn new(seed: u64) -> Bench {
         let mut rng = fastrand::Rng::with_seed(!seed);
+        let mut bench = Bench::empty(seed, &mut rng);
+        match rng.u8(0..4) {
+            0 => bench.add_raw(&mut rng),
+            _ => bench.add_layer(&mut rng),
+        }
+        bench
+    }
+
+    /// Without an image.
+    pub fn empty(seed: u64, rng: &mut fastrand::Rng) -> Bench {
         let disk = Disk::new(if rng.u8(0..4) == 0 { 4096 } else { SECTOR });
         let align = [1, 512, 4096][rng.usize(0..3)];
         let sectors = rng.u64(90..=200);
         let (layers, table_memory) = (Vec::new(), [1 << 20, 0][rng.usize(0..2)]);
         let size = sectors * SECTOR as u64;
         let (sabotage, lie) = (None, None);
-        let words = blank(&mut rng);
+        let words = blank(rng);
         let (beside, baseline) = (zeros(BESIDE), None);
-        let mut bench = Bench {
+        Bench {
             seed,
             disk,
             layers,
@@ -90,17 +108,19 @@ impl Bench {
             words,
             beside,
             boot: 1,
+            inode: 3,
+            read_only: false,
+            blind: false,
+            foreign: false,
             choice: None,
             baseline,
-        };
-        match rng.u8(0..4) {
-            0 => {
-                let (file, traits) = bench.add_file(&mut rng, bench.size, false);
-                bench.layers.push(Layer { file, data: None, traits, options: None });
-            }
-            _ => bench.add_layer(&mut rng),
         }
-        bench
+    }
+
+    /// Put a raw image below all.
+    pub fn add_raw(&mut self, rng: &mut fastrand::Rng) {
+        let (file, traits) = self.add_file(rng, self.size, false);
+        self.layers.push(Layer { file, data: None, traits, options: None });
     }
 
     fn add_file(&self, rng: &mut fastrand::Rng, size: u64, device: bool) -> (File, Traits) {
@@ -131,12 +151,23 @@ impl Bench {
     pub fn add_layer(&mut self, rng: &mut fastrand::Rng) {
         let extended_l2 = rng.bool();
         let version = if !extended_l2 && rng.u8(0..4) == 0 { 2 } else { 3 };
+        let external = version == 3 && rng.u8(0..8) == 0;
+        self.add_layer_of(rng, version, extended_l2, external);
+    }
+
+    /// The same, of that kind.
+    pub fn add_layer_of(
+        &mut self,
+        rng: &mut fastrand::Rng,
+        version: u32,
+        extended_l2: bool,
+        external: bool,
+    ) {
         let sizes: &[u64] = match (extended_l2, self.align) {
             (true, _) => &[16384, 32768],
             (false, 4096) => &[4096, 8192],
             (false, _) => &[512, 1024, 4096, 8192],
         };
-        let external = version == 3 && rng.u8(0..8) == 0;
         let device = !external && rng.u8(0..6) == 0;
         let options = CreateOptions {
             size: self.size,
@@ -196,7 +227,7 @@ impl Bench {
     fn parts(&self) -> Vec<(Container, Option<Container>, bool)> {
         let top = self.layers.len() - 1;
         let parts = self.layers.iter().enumerate().map(|(index, layer)| {
-            let read_only = index < top;
+            let read_only = self.read_only || index < top;
             let data = layer.data.map(|data| {
                 let traits = Traits { regular: true, ..layer.traits };
                 self.contain(data, traits, read_only)
@@ -210,7 +241,8 @@ impl Bench {
     pub fn open(&self, tasks: &mut Tasks) -> io::Result<Result<Vbd, String>> {
         let (parts, table_memory, sabotage) = (self.parts(), self.table_memory, self.sabotage);
         let trap = self.trap.clone();
-        let (boot, restart_choice) = (self.boot, self.choice);
+        let (boot, inode, blind) = (self.boot, self.inode, self.blind);
+        let (foreign, restart_choice) = (self.foreign, self.choice);
         let io = tasks.io().clone();
         let (top, words, beside) = (parts.len() - 1, self.words.clone(), self.beside.clone());
         if let Some((container, ..)) = parts.last() {
@@ -225,9 +257,11 @@ impl Bench {
                         let header =
                             Header::read(&io, &container).await.map_err(|e| e.to_string())?;
                         let table_memory = Some(table_memory);
-                        let log =
-                            || restart_log(words.clone(), beside.clone(), boot).of(&container);
-                        let restart = (index == top).then(log);
+                        let identity = Identity { boot, file: (2, inode) };
+                        let restart = (index == top && !foreign).then(|| {
+                            let log = restart_log(words.clone(), beside.clone(), identity);
+                            if blind { log } else { log.of(&container) }
+                        });
                         let parts = Parts {
                             data,
                             base,
@@ -321,8 +355,13 @@ impl Bench {
     }
 
     /// As [`Bench::run`], left as a killed server does, with somebody who looks at the disk at every turn.
-    pub fn run_looking(&self, guest: &Guest, asks: Vec<Ask>, look: impl FnMut(&Disk) + 'static) {
-        self.run_by(self.orders().watched(look), guest, asks, false).expect("served");
+    pub fn run_looking(
+        &self,
+        guest: &Guest,
+        asks: Vec<Ask>,
+        look: impl FnMut(&Disk) + 'static,
+    ) -> Result<(), String> {
+        self.run_by(self.orders().watched(look), guest, asks, false)
     }
 
     fn run_by(&self, run: Run, guest: &Guest, asks: Vec<Ask>, close: bool) -> Result<(), String> {
@@ -473,7 +512,10 @@ fn zeros(count: usize) -> Arc<[AtomicU64]> {
     (0..count).map(|_| AtomicU64::new(0)).collect()
 }
 
-fn restart_log(words: Arc<[AtomicU64]>, beside: Arc<[AtomicU64]>, boot: u128) -> RestartLog {
-    let identity = Identity { boot, file: (2, 3) };
+fn restart_log(
+    words: Arc<[AtomicU64]>,
+    beside: Arc<[AtomicU64]>,
+    identity: Identity,
+) -> RestartLog {
     RestartLog::with(Arc::new(words), identity, u64::MAX).with_memory(beside)
 }

@@ -89,7 +89,7 @@ fn copy_during(bench: &Bench, guest: &Guest, rng: &mut fastrand::Rng) -> Saved {
             *keep.borrow_mut() = cut.save(file, own.u64(..));
         }
     };
-    bench.run_looking(guest, asks, look);
+    bench.run_looking(guest, asks, look).expect("served");
     let saved = kept.borrow_mut().take();
     saved.or_else(|| bench.disk.save(file, 0)).expect("a file")
 }

@@ -18,3 +18,4 @@ mod panics;
 mod power_cut;
 mod sabotage;
 mod slow;
+mod walk;

@@ -217,17 +217,6 @@ impl Bench {
         self.run_on(&vbd, guest, asks, watch)
     }
 
-    /// As [`Bench::run`], with somebody who looks at the disk at every turn.
-    pub fn run_looking(
-        &self,
-        guest: &Guest,
-        asks: Vec<Ask>,
-        look: impl FnMut(&Disk) + 'static,
-    ) -> Result<(), String> {
-        let run = Run::new(&self.disk, self.seed).watched(look);
-        serve(run, &self.vbd(false), guest, asks)
-    }
-
     /// As [`Bench::run`], on an image that is open and stays so.
     pub fn run_on(
         &self,
@@ -257,7 +246,7 @@ impl Bench {
     }
 }
 
-fn serve(run: Run, vbd: &Vbd, guest: &Guest, asks: Vec<Ask>) -> Result<(), String> {
+pub fn serve(run: Run, vbd: &Vbd, guest: &Guest, asks: Vec<Ask>) -> Result<(), String> {
     let end = run.guest(guest, || Served::new(vbd.fork()), SLOTS, asks);
     end.map_err(|wrong| wrong.to_string())
 }
