@@ -73,7 +73,8 @@ pub async fn carry_bitmaps(
     for one in all {
         let own = entries.iter().find(|entry| entry.name == one.name);
         let stays = |entry: &&BitmapEntry| entry.is_usable() && entry.is_enabled() == one.records;
-        if there == There::Stays && own.filter(stays).is_some() {
+        // What is not noted in either may have been changed by hand in one.
+        if there == There::Stays && one.records && own.filter(stays).is_some() {
             continue;
         }
         changes.extend(own.map(|_| BitmapChange::Remove(one.name.clone())));
@@ -89,4 +90,53 @@ pub async fn carry_bitmaps(
         changes.extend((!one.records).then(|| BitmapChange::Disable(one.name.clone())));
     }
     if changes.is_empty() { Ok(()) } else { change_bitmaps(io, container, &changes).await }
+}
+
+#[cfg(test)]
+mod tests {
+    use ringtap_sim::{Disk, alone};
+
+    use super::*;
+    use crate::Traits;
+    use crate::qcow2::{CreateOptions, create, load_bitmap};
+
+    const SIZE: u64 = 1 << 20;
+    const PART: u64 = 64 << 10;
+
+    fn marked(part: u64) -> Arc<Bits> {
+        let bits = Bits::new(SIZE, 16).expect("bits");
+        bits.set(part * PART, PART);
+        Arc::new(bits)
+    }
+
+    /// What a bitmap of an image says in the end that a commit merges another into, which has noted its parts 1 and 2 in a
+    /// bitmap of that name.
+    fn after_commit(records: bool) -> Vec<(u64, u64)> {
+        let disk = Disk::new(512);
+        let container = Container::simulated(disk.add_file(0, 1), 0, Traits::FILE);
+        let task = async move |io: Io| {
+            let options = CreateOptions { size: SIZE, ..CreateOptions::default() };
+            create(&io, &container, None, &options).await.expect("an image");
+            let name = || "noted".to_owned();
+            let mut changes = vec![
+                BitmapChange::Add { name: name(), granularity: Some(PART) },
+                BitmapChange::Merge { into: name(), from: marked(1) },
+            ];
+            changes.extend((!records).then(|| BitmapChange::Disable(name())));
+            change_bitmaps(&io, &container, &changes).await.expect("a bitmap");
+            let bits = marked(1);
+            bits.merge(&marked(2));
+            let all = [Carried { name: name(), bits, records }];
+            carry_bitmaps(&io, &container, &all, There::Stays).await.expect("carried");
+            load_bitmap(&io, &container, "noted").await.expect("a bitmap").runs().collect()
+        };
+        alone(&disk, 1, task)
+    }
+
+    #[test]
+    fn a_commit_brings_what_was_done_by_hand_to_a_bitmap_that_does_not_record() {
+        assert_eq!(after_commit(false), [(PART, 2 * PART)]);
+        // What is noted in both comes over while the disk stands still.
+        assert_eq!(after_commit(true), [(PART, PART)]);
+    }
 }
