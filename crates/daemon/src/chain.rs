@@ -168,6 +168,10 @@ pub(crate) async fn rename(
     end.map_err(|error| error.to_string())?;
     let path = stays.map(|stays| &*stays.path);
     record::set_allowed(&place.at(), Role::Backing, path).unwrap_or_else(unsaid);
+    if let Some(stays) = stays {
+        let end = record::set_format_below(&place.at(), &stays.path, stays.format);
+        end.unwrap_or_else(unsaid);
+    }
     Ok(())
 }
 

@@ -301,6 +301,8 @@ fn make(overlay: &Path, base: &Path, format: Format, size: u64) -> Result<bool, 
     };
     let end = write(overlay, options).and_then(|()| {
         note(overlay, base)?;
+        let known = record::set_format_below(overlay, base, format);
+        known.map_err(|error| cannot("record what lies below", error))?;
         let stable = fs::File::open(overlay).and_then(|file| file.sync_all());
         let stable = stable.and_then(|()| record::sync_folder_of(overlay));
         stable.map_err(|error| cannot("make stable", error))

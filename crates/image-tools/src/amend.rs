@@ -108,6 +108,9 @@ pub fn amend(
     if let Some(below) = below.as_ref().filter(|_| names) {
         chain::record(&image, Role::Backing, below.as_ref().map(|it| it.path.as_path()));
     }
+    if let Some(Some(below)) = &below {
+        chain::record_format_below(&image, &below.path, below.format);
+    }
     if let Some(name) = &wanted.header.data_file {
         let path = beside(file, Path::new(name));
         chain::record(&image, Role::DataFile, Some(&path));
@@ -135,7 +138,7 @@ fn hold(file: &Path, succeeded: bool) -> Result<(Place, Container), Error> {
 pub fn forget_successor(file: &Path) -> Result<Option<PathBuf>, Error> {
     // Who serves an overlay on it has it for reading.
     let (place, _container) = hold(file, true)?;
-    let successor = record::successor(&place.at());
+    let successor = record::successor_of_this_or_original(&place.at());
     record::forget_successor(&place.at())
         .tried(|| format!("cannot change the record of {}", file.display()))?;
     Ok(successor)

@@ -313,6 +313,12 @@ pub fn record(image: &Place, role: Role, file: Option<&Path>) {
     end.unwrap_or_else(|error| unrecorded(image, file.unwrap_or(Path::new("nothing")), &error));
 }
 
+/// Of which format that is, whatever the image says later.
+pub fn record_format_below(image: &Place, below: &Path, format: Format) {
+    let end = record::set_format_below(&image.at(), below, format);
+    end.unwrap_or_else(|error| unrecorded(image, below, &error));
+}
+
 /// That it may name that file as well, before it does.
 pub fn also_allow(image: &Place, role: Role, file: &Path) {
     let end = record::also_allow(&image.at(), role, file);

@@ -376,6 +376,9 @@ impl NewImage {
         let image = Place::from(path);
         let backing = self.backing.as_ref().map(|it| it.path.as_path());
         chain::record(&image, Role::Backing, backing);
+        if let Some(backing) = &self.backing {
+            chain::record_format_below(&image, &backing.path, backing.format);
+        }
         chain::record(&image, Role::DataFile, data.as_deref());
         if let Some(Err(error)) = data.map(|data| record::set_owner(&image, &(&data).into())) {
             tracing::warn!(

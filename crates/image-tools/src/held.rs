@@ -72,9 +72,9 @@ pub(crate) fn write(
 /// [`Error::Open`] where the file cannot be had; else [`Error::While`] around why it cannot be made.
 pub fn make_held(place: &Place, content: Content) -> Result<(), Error> {
     let (path, format) = (place.path(), content.format());
-    let backing = match &content {
-        Content::Qcow2(options) => options.backing_file.clone(),
-        Content::Vhd(_) | Content::Luks { .. } => None,
+    let (backing, of_format) = match &content {
+        Content::Qcow2(options) => (options.backing_file.clone(), options.backing_format.clone()),
+        Content::Vhd(_) | Content::Luks { .. } => (None, None),
     };
     let making = || format!("making {} a {format} image", path.display());
     // It is made anew: it need not be what it was.
@@ -90,6 +90,10 @@ pub fn make_held(place: &Place, content: Content) -> Result<(), Error> {
     // What it names is what the caller wants it to.
     let below = backing.map(|name| beside(path, Path::new(&name)));
     chain::record(place, Role::Backing, below.as_deref());
+    let of_format = of_format.and_then(|name| name.parse().ok());
+    if let (Some(below), Some(format)) = (below, of_format) {
+        chain::record_format_below(place, &below, format);
+    }
     Ok(())
 }
 

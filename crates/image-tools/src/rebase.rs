@@ -88,8 +88,11 @@ pub fn rebase(job: &Rebase, watch: &Watcher) -> Result<(), Error> {
         qcow2::set_backing(&io, &container, backing).await
     })??;
     changed.confirm_format(format);
-    let below = backing.map(|it| it.path);
-    chain::record(&changed.place(), Role::Backing, below.as_deref());
+    let below = backing.as_ref().map(|it| &*it.path);
+    chain::record(&changed.place(), Role::Backing, below);
+    if let Some(backing) = &backing {
+        chain::record_format_below(&changed.place(), &backing.path, backing.format);
+    }
     Ok(())
 }
 

@@ -158,3 +158,28 @@ fn a_disk_that_is_committed_is_found_by_the_name_that_it_had() {
         bench.holds("below", format, &["read -P 1 0 1M", "read -P 2 1M 1M"]);
     }
 }
+
+/// Attributes that `cp -a` copies lead nobody to the original's disk.
+#[test]
+fn a_copy_of_what_a_disk_has_left_is_refused() {
+    let bench = Bench::new();
+    bench.raw("a.img", 16 * MIB);
+    let server = bench.serve(&["a.img"], &["-f", "raw"]);
+    let [over, image, copy] = ["over.qcow2", "a.img", "copy.img"].map(|name| bench.text(name));
+    bench.said(&["disk", "snapshot", "a", &over]);
+    bench.io("a", &["write -P 1 0 1M"]);
+    server.stop();
+    ok("cp", "coreutils", &["-a", &image, &copy]);
+    let why = refusal(&["serve", &copy, "-f", "raw", "--nbd", "unix:/nonexistent/x"]);
+    // Where nothing but a record apart is kept, a copy has none.
+    let is_copied = why.contains("is a copy of the image that it left");
+    assert!(is_copied || !why.contains("goes on"), "{why}");
+    let told = said(&["amend", "--forget-successor", &copy]);
+    assert!(told.contains("by itself") || !is_copied, "{told}");
+    let server = bench.serve(&["copy.img"], &["-f", "raw"]);
+    bench.io("c", &["read -P 0 0 1M", "write -P 9 0 1M"]);
+    server.stop();
+    let server = bench.serve(&["a.img"], &["-f", "raw"]);
+    bench.io("a", &["read -P 1 0 1M"]);
+    server.stop();
+}

@@ -363,6 +363,25 @@ pub(crate) fn find_format(
     }
 }
 
+/// Whether what lies below an image is named as of the format that was written down with its name: who may write to the image
+/// may not have a guest's bytes read as one that names files.
+pub(crate) fn is_as_recorded(
+    image: &Place,
+    name: &Path,
+    format: Format,
+    below: &Place,
+) -> Result<(), OpenError> {
+    match record::format_below(&image.at(), below) {
+        Some(recorded) if recorded != format => Err(refused(
+            image.path(),
+            name,
+            "the image says that it is of another format than was written down when it was named: if that is meant, write \
+             it down with ringtap rebase -u -b FILE -F FORMAT IMAGE",
+        )),
+        _ => Ok(()),
+    }
+}
+
 /// Whether a file is where nobody but this user and root could have put it.
 pub(crate) fn is_own(place: &Place) -> bool {
     own::is_own(&place.at(), place.path()).is_ok()

@@ -57,6 +57,7 @@ pub(crate) fn open_chain<'a>(
             let name = PathBuf::from(OsStr::from_bytes(&name));
             let under = names::find(&container, Role::Backing, slice::from_ref(&name), &options)?;
             let format = names::find_format(place.path(), &name, format.as_deref(), &under)?;
+            names::is_as_recorded(&place, &name, format, &under)?;
             options.format = Some(format);
             options.read_only = true;
             if writes {

@@ -28,13 +28,14 @@ pub use kept::made_folder;
 pub(crate) use kept::{COMING, SIDECAR, is_ours, put, sidecar, sidecar_name};
 pub use kept::{remove_stably, state_folder, sync_folder_of};
 pub(crate) use named::Allowed;
+pub(crate) use named::format_below;
 pub(crate) use named::{allowed, belong_together, owner};
-pub use named::{also_allow, may_own, reach, set_allowed, set_owner};
+pub use named::{also_allow, may_own, reach, set_allowed, set_format_below, set_owner};
 pub(crate) use noted::{forget_log, note_log, noted_log};
 pub(crate) use successor::may_go_on;
 pub use successor::{
     find_successor, forget_successor, is_part_of, is_unsealed, lead_on, seal, set_successor,
-    set_successor_in, successor, take_back_unfinished, turn, unseal,
+    set_successor_in, successor, successor_of_this_or_original, take_back_unfinished, turn, unseal,
 };
 pub use transaction::{Part, Transaction};
 

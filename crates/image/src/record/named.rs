@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::kept::Kept;
 use super::{attribute, identity};
 use crate::names::{Role, is_own};
-use crate::{NameError, OpenError, OpenOptions, Place};
+use crate::{Format, NameError, OpenError, OpenOptions, Place};
 
 /// Attributes that only root sees and writes.
 const NAMES: &str = "trusted.ringtap.names";
@@ -33,6 +33,9 @@ pub(crate) struct Allowed {
     #[serde(default)]
     data: bool,
     file: Known,
+    /// The format that the image was given for what lies below it. Older records do not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    format: Option<String>,
 }
 
 impl Known {
@@ -115,7 +118,7 @@ pub fn set_allowed(path: &Path, role: Role, file: Option<&Path>) -> io::Result<(
     let data = role == Role::DataFile;
     change_allowed(path, |names| {
         names.retain(|it| it.data != data);
-        names.extend(file.and_then(Known::of).map(|file| Allowed { data, file }));
+        names.extend(file.and_then(Known::of).map(|file| Allowed { data, file, format: None }));
     })
 }
 
@@ -123,7 +126,31 @@ pub fn set_allowed(path: &Path, role: Role, file: Option<&Path>) -> io::Result<(
 /// of the two a power cut leaves.
 pub fn also_allow(path: &Path, role: Role, file: &Path) -> io::Result<()> {
     let data = role == Role::DataFile;
-    change_allowed(path, |names| names.extend(Known::of(file).map(|file| Allowed { data, file })))
+    let allowed = |file| Allowed { data, file, format: None };
+    change_allowed(path, |names| names.extend(Known::of(file).map(allowed)))
+}
+
+/// What the image at `path` may name below it is of that format, and is opened as no other: whoever writes the image cannot
+/// have a guest's bytes read as an image.
+pub fn set_format_below(path: &Path, below: &Path, format: Format) -> io::Result<()> {
+    let Some(below) = Known::of(below) else { return Ok(()) };
+    change_allowed(path, |names| {
+        let those = names.iter_mut().filter(|it| !it.data && it.file == below);
+        those.for_each(|it| it.format = Some(format.name().into()));
+    })
+}
+
+/// The format of what lies below the image at `path`, where that is recorded.
+pub(crate) fn format_below(path: &Path, below: &Place) -> Option<Format> {
+    let at = match is_store(below.path()) {
+        true => below.path().to_owned(),
+        false => fs::canonicalize(below.at()).ok()?,
+    };
+    let names = all_allowed(path).into_iter();
+    let mut those = names.filter(|it| !it.data && (it.file.is(below) || it.file.path == at));
+    let first = those.next()?.format?;
+    // While one takes the other's place either may hold.
+    those.all(|it| it.format.as_ref() == Some(&first)).then(|| first.parse().ok())?
 }
 
 fn change_allowed(path: &Path, change: impl FnOnce(&mut Vec<Allowed>)) -> io::Result<()> {
@@ -156,12 +183,21 @@ pub(super) fn also_kept(attribute: bool, kept: io::Result<()>) -> io::Result<()>
     }
 }
 
+/// Whose a data file is.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Owner {
+    #[serde(flatten)]
+    image: Known,
+    /// Which file that was written down of, for a copy of it has the attribute as well. Older ones do not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    of: Option<String>,
+}
+
 /// Whose data file lies at `path`.
 pub(crate) fn owner(path: &Path) -> Option<Known> {
-    match attribute(path, DATA_OF) {
-        Some(text) => serde_json::from_str(&text).ok(),
-        None => Kept::of(path)?.data_of,
-    }
+    let Some(text) = attribute(path, DATA_OF) else { return Kept::of(path)?.data_of };
+    let owner: Owner = serde_json::from_str(&text).ok()?;
+    (owner.of.is_none() || owner.of == identity(path)).then_some(owner.image)
 }
 
 /// Whether the data file `data` is no other image's than that at `image`. `insisted`: the operator names the
@@ -188,10 +224,15 @@ pub fn set_owner(image: &Place, data: &Place) -> io::Result<()> {
         return Ok(());
     };
     let at = data.at();
-    if owner(&at).as_ref() == Some(&own) {
+    let owner = Owner { image: own.clone(), of: identity(&at) };
+    let known = match attribute(&at, DATA_OF) {
+        Some(text) => serde_json::from_str(&text).ok().as_ref() == Some(&owner),
+        None => Kept::of(&at).and_then(|kept| kept.data_of).as_ref() == Some(&own),
+    };
+    if known {
         return Ok(());
     }
-    let set = set_attribute(&at, DATA_OF, &own)?;
+    let set = set_attribute(&at, DATA_OF, &owner)?;
     also_kept(set, Kept::change(&at, set, |kept| kept.data_of = Some(own)))
 }
 
@@ -260,6 +301,12 @@ mod tests {
         assert!(find("moved") && find("next"));
         set_allowed(&path("image"), Role::Backing, Some(&path("next"))).expect("written");
         assert!(!find("moved") && find("next"));
+        let format =
+            |name: &str| format_below(&path("image"), &Place::hold(&path(name)).expect("there"));
+        assert_eq!(format("next"), None);
+        set_format_below(&path("image"), &path("next"), Format::Vhd).expect("written");
+        set_format_below(&path("image"), &path("moved"), Format::Raw).expect("nothing of it");
+        assert_eq!((format("next"), format("moved")), (Some(Format::Vhd), None));
         set_allowed(&path("image"), Role::Backing, None).expect("removed");
         assert!(!find("next"));
     }
@@ -281,6 +328,13 @@ mod tests {
         for insisted in [false, true] {
             let error = may_own(&two, &data, insisted).expect_err("another's").to_string();
             assert!(error.contains("one") && error.contains("two"), "{error}");
+        }
+        if attribute(&data.at(), DATA_OF).is_some() {
+            let copy = dir.path().join("copy");
+            let paths = [dir.path().join("data"), copy.clone()];
+            let end = std::process::Command::new("cp").arg("-a").args(paths).status();
+            assert!(end.expect("cp").success());
+            may_own(&two, &Place::hold(&copy).expect("there"), false).expect("nobody's yet");
         }
         drop(one);
         fs::remove_file(dir.path().join("one")).expect("removed");

@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::attribute;
 use super::kept::{Kept, forget_coming, remove_stably, sync_folder_of};
 use super::named::{Known, also_kept, remove_attribute, set_attribute};
 use super::transaction::{Part, Transaction};
+use super::{attribute, identity};
 use crate::{OpenError, OpenOptions, Place};
 
 /// An attribute that only root sees and writes.
@@ -24,6 +24,9 @@ pub(crate) struct Successor {
     /// When the former image was last written to, in seconds and nanoseconds, once that is known for good.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     written: Option<(i64, i64)>,
+    /// When it had been written to last as this was written down: one that is older was put back.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    at_least: Option<(i64, i64)>,
     /// Of images that lead to one another the one with the highest was written last.
     #[serde(default, skip_serializing_if = "is_zero")]
     turn: u64,
@@ -34,6 +37,20 @@ pub(crate) struct Successor {
     /// that may have been written to since: nothing of them is removed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     made_at: Option<(i64, i64)>,
+    /// Which file it was written down of, for a copy of that has the attributes as well. Older records do not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    of: Option<String>,
+}
+
+impl Successor {
+    /// Whether it was written down of the file at `image`, and not of one that this is a copy of.
+    fn is_of(&self, image: &Path) -> bool {
+        self.of.is_none() || self.of == identity(image)
+    }
+
+    fn holds(&self) -> bool {
+        self.part.as_ref().is_none_or(Part::holds)
+    }
 }
 
 fn is_zero(number: &u64) -> bool {
@@ -44,10 +61,10 @@ fn is_zero(number: &u64) -> bool {
 const MOST: usize = 200;
 
 fn of(image: &Path) -> Option<Successor> {
-    written_down(image).filter(|successor| successor.part.as_ref().is_none_or(Part::holds))
+    written_down(image).filter(|successor| successor.holds() && successor.is_of(image))
 }
 
-/// Whether it holds or not.
+/// Whether it holds or not, and is of this file or not.
 fn written_down(image: &Path) -> Option<Successor> {
     match attribute(image, SUCCESSOR) {
         Some(text) => serde_json::from_str(&text).ok(),
@@ -61,6 +78,7 @@ fn time_of(image: &Path) -> Option<(i64, i64)> {
 }
 
 fn set(image: &Path, successor: Option<Successor>) -> io::Result<()> {
+    let successor = successor.map(|successor| Successor { of: identity(image), ..successor });
     let set = match &successor {
         None => remove_attribute(image, SUCCESSOR),
         Some(successor) => set_attribute(image, SUCCESSOR, successor)?,
@@ -107,7 +125,8 @@ fn set_one(
     let begun =
         |(transaction, part): (&Transaction, Part)| transaction.writes_down(&part).map(|()| part);
     let part = part.map(begun).transpose()?;
-    set(image, Some(Successor { file, written: None, turn, part, made_at }))
+    let at_least = time_of(image);
+    set(image, Some(Successor { file, written: None, at_least, turn, part, made_at, of: None }))
 }
 
 /// Where this process may not look at the folder it has made nothing there, either.
@@ -130,7 +149,12 @@ fn name_is_stable(image: &Path) -> io::Result<()> {
 /// file that was made for it goes, unless it has been written to since. Whether there was anything. Nobody else has the image.
 pub fn take_back_unfinished(image: &Path) -> io::Result<bool> {
     let Some(successor) = written_down(image) else { return Ok(false) };
+    let is_own = successor.is_of(image);
     let Some(part) = successor.part.filter(|part| !part.holds()) else { return Ok(false) };
+    if !is_own {
+        // What was made was made for the image that this is a copy of.
+        return set(image, None).map(|()| false);
+    }
     // First: where it cannot be removed, the next server finds it by the record.
     if let Some(time) = successor.made_at {
         remove_made(&successor.file, time)?;
@@ -174,9 +198,11 @@ fn known(successor: &Path) -> io::Result<Known> {
 /// The disk of an image goes on in another than is written down: stable when this returns. Whether it is sealed stays as it is.
 pub fn lead_on(image: &Path, successor: &Path) -> io::Result<()> {
     let before = of(image);
-    let written = before.as_ref().and_then(|before| before.written);
+    let [written, at_least] = [|it: &Successor| it.written, |it: &Successor| it.at_least]
+        .map(|time| before.as_ref().and_then(time));
     let (part, made_at, turn) = (None, None, before.map_or(0, |before| before.turn));
-    set(image, Some(Successor { file: known(successor)?, written, turn, part, made_at }))
+    let file = known(successor)?;
+    set(image, Some(Successor { file, written, at_least, turn, part, made_at, of: None }))
 }
 
 /// It is about to be written to by who knows, which is no sign that somebody put it back. Whether its disk goes on elsewhere.
@@ -213,9 +239,16 @@ pub fn forget_successor(image: &Path) -> io::Result<()> {
 /// cannot be found, because the other is gone or the image has changed.
 pub fn find_successor(place: &Place) -> Result<Option<Place>, OpenError> {
     let at = place.at();
-    let Some(successor) = of(&at) else { return Ok(None) };
+    let Some(successor) = written_down(&at).filter(Successor::holds) else { return Ok(None) };
     let refused = |why| refusal(place.path(), &successor, why);
-    if successor.written.is_some_and(|time| time_of(&at).is_some_and(|now| now != time)) {
+    if !successor.is_of(&at) {
+        return Err(refused(
+            "and this is a copy of the image that it left; if the other was copied with it, name that copy",
+        ));
+    }
+    let now = time_of(&at);
+    let changed = now.is_some() && successor.written.is_some_and(|time| now != Some(time));
+    if changed || now.is_some_and(|now| successor.at_least.is_some_and(|least| now < least)) {
         return Err(refused("but this one has been written to, or put back, since"));
     }
     let found = Place::hold(successor.file.path()).ok();
@@ -229,8 +262,7 @@ pub fn find_successor(place: &Place) -> Result<Option<Place>, OpenError> {
 /// written down of that.
 pub(crate) fn may_go_on(at: &Path, name: &Path, options: &OpenOptions) -> Result<bool, OpenError> {
     let written = written_down(at);
-    let holds = |successor: &&Successor| successor.part.as_ref().is_none_or(Part::holds);
-    match written.as_ref().filter(holds).filter(|_| !options.succeeded) {
+    match written.as_ref().filter(|successor| successor.holds()).filter(|_| !options.succeeded) {
         Some(successor) => Err(refusal(name, successor, "and writing to this one would harm that")),
         None => Ok(written.is_none()),
     }
@@ -244,6 +276,12 @@ fn refusal(image: &Path, successor: &Successor, why: &'static str) -> OpenError 
 /// Where the record says that the image's disk goes on; for people.
 pub fn successor(image: &Path) -> Option<PathBuf> {
     of(image).map(|successor| successor.file.path().to_owned())
+}
+
+/// The same also of a copy of an image whose disk goes on elsewhere.
+pub fn successor_of_this_or_original(image: &Path) -> Option<PathBuf> {
+    let written = written_down(image).filter(Successor::holds);
+    written.map(|successor| successor.file.path().to_owned())
 }
 
 #[cfg(test)]
@@ -264,6 +302,13 @@ mod tests {
         let found = |end: Result<Option<Place>, OpenError>| end.expect("no error").is_some();
         let options = OpenOptions::default();
         assert!(found(find()));
+        // An older one is another before it is sealed, too.
+        let time = fs::metadata(&base).and_then(|facts| facts.modified()).expect("its time");
+        let set_time = |time| fs::File::open(&base).and_then(|file| file.set_modified(time));
+        set_time(time - std::time::Duration::from_secs(1)).expect("set");
+        let error = find().expect_err("put back").to_string();
+        assert!(error.contains("put back"), "{error}");
+        set_time(time).expect("set");
         assert!(may_go_on(&top, &top, &options).expect("it goes on"), "nothing is written down");
         let error = may_go_on(&base, &base, &options).expect_err("written elsewhere").to_string();
         assert!(error.contains("top") && error.contains("--forget-successor"), "{error}");
@@ -291,6 +336,68 @@ mod tests {
         forget_successor(&base).expect("forgotten");
         assert!(!found(find()));
         may_go_on(&base, &base, &options).expect("its own disk again");
+    }
+
+    fn copied(from: &Path, to: &Path) {
+        let end = std::process::Command::new("cp").arg("-a").args([from, to]).status();
+        assert!(end.expect("cp").success());
+    }
+
+    #[test]
+    fn the_disk_of_a_copy_goes_on_nowhere_else() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let [base, top, copy] = ["base", "top", "copy"].map(|name| dir.path().join(name));
+        fs::write(&base, "base").expect("written");
+        fs::write(&top, "top").expect("written");
+        if set_successor(&base, &top).is_err() || attribute(&base, SUCCESSOR).is_none() {
+            eprintln!("skipped: no attribute holds a record here");
+            return;
+        }
+        for sealed in [false, true] {
+            if sealed {
+                seal(&base).expect("sealed");
+            }
+            copied(&base, &copy);
+            let find = |path: &Path| find_successor(&Place::hold(path).expect("there"));
+            let error = find(&copy).expect_err("a copy").to_string();
+            assert!(error.contains("is a copy") && error.contains("--forget-successor"), "{error}");
+            assert!(find(&base).expect("itself").is_some());
+            may_go_on(&copy, &copy, &OpenOptions::default()).expect_err("a copy");
+            assert_eq!((successor(&copy), is_unsealed(&copy)), (None, false));
+            // Nothing makes the record its own.
+            seal(&copy).expect("nothing to seal");
+            assert!(!unseal(&copy).expect("nothing to unseal"));
+            find(&copy).expect_err("a copy");
+            forget_successor(&copy).expect("forgotten");
+            assert!(find(&copy).expect("its own disk").is_none());
+            fs::remove_file(&copy).expect("removed");
+        }
+        // Wherever it is called from now on, it is that file.
+        fs::rename(&base, &copy).expect("moved");
+        assert_eq!(successor(&copy), fs::canonicalize(&top).ok());
+    }
+
+    #[test]
+    fn a_copy_takes_back_nothing_of_its_original() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let [base, top, copy] = ["base", "top", "copy"].map(|name| dir.path().join(name));
+        fs::write(&base, "base").expect("written");
+        fs::write(&top, "").expect("written");
+        let Ok(transaction) = Transaction::begin(&[base.as_path()]) else {
+            eprintln!("skipped: there is nowhere to record an image");
+            return;
+        };
+        let set = set_successor_in(&base, &top, (&transaction, 0), true);
+        if set.is_err() || attribute(&base, SUCCESSOR).is_none() {
+            eprintln!("skipped: no attribute holds a record here");
+            transaction.call_off();
+            return;
+        }
+        copied(&base, &copy);
+        assert!(!take_back_unfinished(&copy).expect("nothing of its own"));
+        assert!(top.exists() && written_down(&copy).is_none());
+        assert!(take_back_unfinished(&base).expect("taken back"));
+        assert!(!top.exists());
     }
 
     #[test]
