@@ -81,7 +81,9 @@ fn costs_what_both_did(sample: &Sample, parts: &[Metric]) {
         assert!(asked > 0.0 && sample.arm.starts_with("native"), "{sample:?}");
         return;
     };
-    assert!((0.8..1.3).contains(&(moved / asked)), "{moved} of {asked}: {sample:?}");
+    // A machine so busy that a load of 1.5 s took four times as long has one guest go far ahead of the other.
+    let held_up = sample.seconds > 6.0;
+    assert!(held_up || (0.8..1.3).contains(&(moved / asked)), "{moved} of {asked}: {sample:?}");
 }
 
 #[test]
