@@ -306,27 +306,6 @@ fn it_grows_only_where_that_was_asked_for() {
 }
 
 #[test]
-fn it_hides_no_image_of_its_disk() {
-    let place = Place::new(MIB);
-    let (top, middle) = (place.at("top.qcow2"), place.at("middle.qcow2"));
-    for (name, below, format) in
-        [(&middle, place.disk(), "raw"), (&top, place.at("middle.qcow2"), "qcow2")]
-    {
-        let args = ["create", "-q", "-f", "qcow2", "-b", plain(&below), "-F", format, plain(name)];
-        ok(plain(&ringtap()), "ringtap", &args);
-    }
-    for file in [&top, &middle, &place.disk()] {
-        let args = ["serve", plain(&top), "-f", "qcow2", "--fuse", plain(file)];
-        let output =
-            program("timeout", "coreutils", [&["10", plain(&ringtap())][..], &args].concat());
-        let said = String::from_utf8_lossy(&output.stderr);
-        let _ = Command::new("umount").arg("-lq").arg(file).output();
-        assert_eq!(output.status.code(), Some(1), "{}: {said}", file.display());
-        assert!(said.contains("mount over another file"), "{said}");
-    }
-}
-
-#[test]
 fn a_read_only_file_takes_no_writes() {
     let mut place = Place::new(4 * MIB);
     let server = place.serve(&["--read-only"]);

@@ -6,7 +6,6 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use ringtap_export::fuse;
 use ringtap_image::{Container, Format, Image, OpenOptions, Place, Role, qcow2, record};
 use ringtap_io::Io;
 use ringtap_vbd::{Busy, Quiesced, Vbd};
@@ -79,17 +78,6 @@ pub(crate) fn layers(top: &dyn Image) -> Vec<Layer> {
         Layer { path: path.unwrap_or_default(), format, size: info.size }
     };
     std::iter::successors(top.below(), |image| image.below()).map(of).collect()
-}
-
-/// An error where a disk as a file, mounted there, would hide one of the images that lie below.
-pub(crate) fn hides_none(vbd: &ringtap_vbd::Disk, path: &Path) -> Result<(), fuse::Error> {
-    let wanted = identity(path);
-    let (Some(_), Ok(top)) = (wanted, vbd.image()) else { return Ok(()) };
-    let is_it = |image: &dyn Image| image.place().is_some_and(|at| identity(&at.at()) == wanted);
-    match std::iter::successors(top.below(), |image| image.below()).any(is_it) {
-        true => Err(fuse::Error::Below { path: path.to_owned() }),
-        false => Ok(()),
-    }
 }
 
 /// The image with so many above it.

@@ -13,7 +13,6 @@ use ringtap_image::Secret;
 use ringtap_vbd::{Listening, ThrottleGroup, Vbd, WriteThrough};
 
 use crate::attached::{Attached, Leaving};
-use crate::chain::hides_none;
 use crate::control::Events;
 use crate::entry::Entry;
 use crate::facts::DiskFacts;
@@ -53,11 +52,6 @@ impl Served {
     /// What clients of the control socket know it by.
     pub(crate) fn node(&self) -> &str {
         self.disk.node_name.as_deref().unwrap_or_default()
-    }
-
-    /// An error where a file that it is to be hides an image of its own.
-    pub(crate) fn hides_none(&self) -> Result<(), Error> {
-        self.disk.fuse.iter().try_for_each(|path| Ok(hides_none(&self.vbd, path)?))
     }
 }
 

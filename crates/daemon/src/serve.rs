@@ -115,9 +115,6 @@ fn run(
     let ids: Vec<DiskId> = running.disks.keys().copied().collect();
     let wanted: Vec<_> = running.disks.iter().map(|(id, served)| (*id, &served.disk)).collect();
     let not_served = running.left_out.iter().map(|left| &left.disk);
-    // What the server before this one has mounted is not asked for: nobody would answer.
-    let shown = running.disks.values().filter(|_| taking.is_none());
-    shown.into_iter().try_for_each(Served::hides_none)?;
     let plan = Plan::bind(&running.config, &wanted, not_served)?;
     let ways = running.config.control.iter().map(control::Way::prepare);
     let ways = ways.collect::<Result<Vec<_>, _>>()?;

@@ -1,6 +1,6 @@
 //! Exports that come and go.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use ringtap_export::{fuse, nbd, ublk, vhost_user};
@@ -12,7 +12,6 @@ use super::outgoing::Reply;
 use super::refusal::Refusal;
 use super::shape::{Done, arguments, choice, words};
 use crate::QUEUES;
-use crate::chain::hides_none;
 use crate::ids::DiskId;
 use crate::pending::ComingExport;
 use crate::running::{Export, Running, Then};
@@ -373,7 +372,6 @@ impl Running {
                     "growable takes a raw image in a regular file, and an export that is writable",
                 ));
             }
-            hides_none(&common.vbd, Path::new(&of.mountpoint)).map_err(Error::from)?;
             let mount = handover::mount(&PathBuf::from(of.mountpoint), &image, &options);
             let mount = mount.map_err(Error::from)?;
             Ok((Transport::fuse(mount, common.vbd.clone(), options), vec![]))

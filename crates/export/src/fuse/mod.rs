@@ -96,12 +96,6 @@ pub enum Error {
         /// The path.
         path: PathBuf,
     },
-    /// It would hide an image below.
-    #[error("{} lies below the disk: mount over another file", path.display())]
-    Below {
-        /// The path.
-        path: PathBuf,
-    },
     /// Something is mounted there.
     #[error("{} is in use: {found} is mounted on it; unmount it, or choose another path", path.display())]
     Busy {
