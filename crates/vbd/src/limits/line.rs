@@ -172,6 +172,15 @@ impl Drop for Leave<'_> {
     }
 }
 
+impl Grants {
+    /// In what time what a request needs comes in, by the slowest of them; nothing is taken.
+    fn cost(&self, way: Way, request: &Request) -> Time {
+        let discard = request.kind == Kind::Discard;
+        let costs = self.all.iter().map(|grant| grant.cost(way, discard, request.len));
+        costs.max().unwrap_or(0)
+    }
+}
+
 /// The bytes that a request moves.
 fn length(request: &Request) -> u64 {
     if request.kind == Kind::Discard { request.len.min(SECTOR) } else { request.len }
@@ -355,9 +364,7 @@ impl Line {
     ) {
         let mut kept = self.grants.borrow_mut();
         let grants = Line::grants(&mut kept, throttle);
-        let discard = request.kind == Kind::Discard;
-        let costs = grants.all.iter().map(|grant| grant.cost(way, discard, request.len));
-        let cost = costs.max().unwrap_or(0);
+        let cost = grants.cost(way, request);
         let of_share = grants.share.as_mut().and_then(|taken| {
             let mut wait = taken.take(now, length(request), tally)?;
             taken.tenant.still(now, &mut wait)
@@ -379,11 +386,7 @@ impl Line {
         let discard = request.kind == Kind::Discard;
         let due = grants.all.iter_mut().map(|grant| grant.take(now, way, discard, request.len));
         let due = due.max().unwrap_or(0);
-        let cost = || {
-            let costs = grants.all.iter().map(|grant| grant.cost(way, discard, request.len));
-            costs.max().unwrap_or(0)
-        };
-        let due = throttle.repay(due, cost);
+        let due = throttle.repay(due, || grants.cost(way, request));
         self.due.set(due);
         let share = grants.share.as_mut().and_then(|taken| {
             let wait = taken.take(now, length(request), tally)?;
