@@ -37,10 +37,12 @@ fn what_disks_do_is_shown() {
     let mut bench = Command::new("qemu-img");
     let bench = bench.args(writes).stdout(Stdio::null()).spawn();
     let mut bench = bench.expect("qemu-img");
+    // For a moment between two of its requests nothing is held, or under way.
     let found = (0..20).find_map(|_| {
         let all: Value = serde_json::from_str(&empty.top(&["--output", "json"])).expect("JSON");
         let busy = all["disks"][0].clone();
-        (busy["writes_per_second"].as_f64() > Some(100.0)).then_some((all, busy))
+        let above = |key: &str, least: f64| busy[key].as_f64() > Some(least);
+        (above("writes_per_second", 100.0) && above("held", 0.0)).then_some((all, busy))
     });
     let (all, busy) = found.expect("writes are seen");
     assert_eq!((&busy["node"], &busy["chain"]), (&json!("a"), &json!(2)), "{all}");
@@ -59,7 +61,6 @@ fn what_disks_do_is_shown() {
         (&json!("idle"), &Value::Null)
     );
 
-    // For a moment between two of its requests nothing is held.
     let mut looks = (0..20).map(|_| empty.top(&[]));
     let plain = looks.find(|look| look.lines().nth(1).is_some_and(|it| it.ends_with("limited")));
     let plain = plain.unwrap_or_else(|| panic!("never limited: {}", empty.top(&[])));
