@@ -61,8 +61,8 @@ LONGEST := end_to_end report xen rbd snapshot ublk formats images kernels upgrad
 TEST_PROGRAMS := $(sort $(basename $(notdir $(wildcard */tests/*.rs */tests/tests/*.rs crates/*/tests/*.rs) \
     $(patsubst %/main.rs,%,$(wildcard */tests/*/main.rs crates/*/tests/*/main.rs)))))
 CARGO_TEST := $(CARGO) test --workspace --locked
-# One that hangs ends alone, and its tests' names are seen.
-BOUND := timeout --verbose -k 30 1800
+# One that hangs ends alone, and its tests' names are seen. A test that fails is run once more, alone; the run's last lines name it.
+BOUND := scripts/again.sh timeout --verbose -k 30 1800
 SHOW := --show-output --test-threads $(THREADS)
 test:
 	scripts/setup.sh build
@@ -83,7 +83,7 @@ compiled:
 programs: others models threads $(LONGEST:%=program-%) examples
 
 others:
-	$(BOUND) $(CARGO_TEST) --lib --bins $(patsubst %,--test %,$(filter-out $(LONGEST),$(TEST_PROGRAMS))) -- $(SHOW)
+	$(BOUND) $(CARGO_TEST) --no-fail-fast --lib --bins $(patsubst %,--test %,$(filter-out $(LONGEST),$(TEST_PROGRAMS))) -- $(SHOW)
 
 program-%:
 	$(BOUND) $(CARGO_TEST) --test $* -- $(SHOW)
@@ -92,7 +92,7 @@ examples:
 	$(CARGO_TEST) --doc -- --show-output
 
 threads:
-	RINGTAP_IO=threads $(BOUND) $(CARGO_TEST) --test vhost_user --test fuse --test restart_log --test idle --test nbd --test stores -- $(SHOW) --skip on_xfs --skip on_btrfs --skip on_tmpfs --skip silent
+	RINGTAP_IO=threads $(BOUND) $(CARGO_TEST) --no-fail-fast --test vhost_user --test fuse --test restart_log --test idle --test nbd --test stores -- $(SHOW) --skip on_xfs --skip on_btrfs --skip on_tmpfs --skip silent
 
 FORMATS ?=
 iotests:
