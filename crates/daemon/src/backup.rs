@@ -10,7 +10,7 @@ use crate::{Disk, Error};
 pub(crate) struct Save {
     pub(crate) disk: Disk,
     pub(crate) begun: Begun,
-    /// Whether its bitmap is cleared even where it does not end well.
+    /// Whether its bitmap is cleared of what was saved even where it does not end well.
     pub(crate) clears_always: bool,
     /// A bitmap that goes where it does not end well.
     pub(crate) checkpoint: Option<String>,
@@ -34,8 +34,13 @@ impl Save {
                 moment.leave(&job);
                 return end;
             }
-            let clears = end.is_ok() || clears_always;
+            // What the target has of that is not known.
+            let unknown = matches!(end, Err(MirrorError::Flush { .. } | MirrorError::Gone { .. }));
+            let clears = end.is_ok() || clears_always && !unknown;
             if let Some(successor) = moment.successor().filter(|_| clears) {
+                if end.is_err() {
+                    moment.mark_unsaved(successor);
+                }
                 cleared(&io, &disk, moment.disk(), successor).await;
             }
             if let Some(name) = checkpoint.filter(|_| end.is_err()) {

@@ -27,6 +27,8 @@ pub(crate) struct Door {
     /// The image's number, whether the door is shut, and whether there are filters, limits and a pause.
     state: AtomicU64,
     opened: Event,
+    /// Filters that there were, which had files of their own.
+    former_filters: AtomicU64,
     /// Requests that have left the epoch and hold on to the image.
     waiting: AtomicU32,
     resumed: Event,
@@ -142,7 +144,18 @@ impl Door {
         };
     }
 
-    /// Listen from now on for the door to be opened.
+    /// A filter is there no more: who listens for the door lets go of its files.
+    pub(crate) fn filter_has_gone(&self) {
+        self.former_filters.fetch_add(1, SeqCst);
+        self.opened.notify();
+    }
+
+    /// How many filters there were.
+    pub(crate) fn former_filters(&self) -> u64 {
+        self.former_filters.load(SeqCst)
+    }
+
+    /// Listen from now on for the door to be opened, or a filter to go.
     pub(crate) fn opens(&self) -> Listener<'_> {
         self.opened.listen()
     }

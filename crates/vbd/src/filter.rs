@@ -78,6 +78,8 @@ impl Filters {
         let mut all = self.lock();
         all.also = None;
         all.tell(door);
+        drop(all);
+        door.filter_has_gone();
     }
 
     /// Have requests that begin from now on wait for this before they change anything.
@@ -90,8 +92,14 @@ impl Filters {
     /// Have them wait for it no more.
     pub(crate) fn remove_before(&self, door: &Door, filter: &Arc<dyn BeforeWrite>) {
         let mut all = self.lock();
+        let before = all.before.len();
         all.before.retain(|other| !Arc::ptr_eq(other, filter));
+        let went = all.before.len() < before;
         all.tell(door);
+        drop(all);
+        if went {
+            door.filter_has_gone();
+        }
     }
 
     /// Wait for those that are to be waited for before a range is changed.

@@ -348,6 +348,11 @@ impl Job {
         self.0.total.fetch_max(offset, Relaxed);
     }
 
+    /// Whether it is to end.
+    pub fn is_cancelled(&self) -> bool {
+        self.check().is_err()
+    }
+
     pub(crate) fn check(&self) -> Result<(), Cancelled> {
         if self.0.cancelled.load(Relaxed) { Err(Cancelled) } else { Ok(()) }
     }

@@ -124,15 +124,16 @@ impl Vbd {
         self.level.borrow()
     }
 
-    /// Let go of an image that another has taken the place of, though no request comes by this queue: its files would stay
-    /// open, and locked. A task beside others of its thread ([`Io::spawn_beside`]); it ends only where the disk is stopped.
+    /// Let go of an image that another has taken the place of, and of what a filter wrote to that has gone, though no request comes
+    /// by this queue: their files would stay open. A task beside others of its thread ([`Io::spawn_beside`]); it ends only where the disk is stopped.
     pub async fn keep_up(&self, io: &Io) {
-        let mut number = self.level().number;
+        let door = &self.disk.shared.door;
+        let mut seen = (self.level().number, door.former_filters());
         loop {
-            let opens = self.disk.shared.door.opens();
-            let now = self.level().number;
-            if now != number {
-                number = now;
+            let opens = door.opens();
+            let now = (self.level().number, door.former_filters());
+            if now != seen {
+                seen = now;
                 io.forget_images();
             }
             // A door that is closed for good wakes who listens, and lets nobody in.

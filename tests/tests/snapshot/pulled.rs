@@ -1,10 +1,13 @@
 //! Moments that clients read while guests write on.
 
+use std::thread;
+use std::time::Duration;
+
 use ringtap_tests::{Control, is_well, ok};
 use serde_json::{Value, json};
 
 use crate::bench::Bench;
-use crate::checkpoints::action;
+use crate::checkpoints::{action, bitmap_of};
 use crate::jobs::{hear, load};
 use crate::moment::{is_pulled, is_read, now, served, uri};
 
@@ -78,9 +81,49 @@ fn a_scratch_that_is_used_up_breaks_the_moment_and_not_the_guest() {
     let told = hear(&mut control, "BLOCK_JOB_COMPLETED");
     assert!(told["error"].as_str().is_some_and(|why| why.contains("was to be saved")), "{told}");
     assert!(!is_read(&uri), "it is not to be believed any more");
+    let late = json!({ "id": "late", "type": "nbd", "node-name": "copy", "name": "late" });
+    let why = control.call("block-export-add", late).expect_err("it lacks a part of the moment");
+    assert!(why.contains("has broken"), "{why}");
     control.ok("block-export-del", json!({ "id": "e", "mode": "hard" }));
     control.ok("blockdev-del", json!({ "node-name": "copy" }));
     server.stop();
     let size = std::fs::metadata(bench.text("copy")).expect("a file").len();
     assert!(size < 4 << 20, "{size}");
+}
+
+/// `bitmap-mode: always` takes from the bitmap what was saved, and no more.
+#[test]
+fn a_backup_that_is_cancelled_leaves_marked_what_it_has_not_saved() {
+    let bench = Bench::new();
+    let (server, mut control) = served(&bench, "raw");
+    bench.io("a", &["write -P 5 0 16M"]);
+    let backup = |control: &mut Control, speed: u64| {
+        let arguments = json!({
+            "device": "a", "target": "copy", "sync": "bitmap", "bitmap": "old", "bitmap-mode": "always",
+            "job-id": "j", "speed": speed,
+        });
+        control.ok("blockdev-backup", arguments);
+    };
+    let marked = |control: &mut Control| bitmap_of(control, "a", "old")["count"].as_u64();
+    let all = marked(&mut control);
+    assert_eq!(all, Some((16 << 20) + (128 << 10)));
+    backup(&mut control, 2 << 20);
+    loop {
+        let jobs = control.ok("query-jobs", json!({}));
+        if jobs[0]["current-progress"].as_u64() >= Some(2 << 20) {
+            break;
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+    control.ok("block-job-cancel", json!({ "device": "j" }));
+    hear(&mut control, "BLOCK_JOB_CANCELLED");
+    let left = marked(&mut control);
+    assert!(left > Some(0) && left < all, "{left:?} of {all:?}");
+    backup(&mut control, 0);
+    let told = hear(&mut control, "BLOCK_JOB_COMPLETED");
+    assert!(told.get("error").is_none(), "{told}");
+    assert_eq!(marked(&mut control), Some(0));
+    control.ok("blockdev-del", json!({ "node-name": "copy" }));
+    bench.holds("copy", "qcow2", &["read -P 5 0 16M", "read -P 3 32M 128k"]);
+    server.stop();
 }

@@ -7,7 +7,11 @@ use std::{fs, thread};
 
 use ringtap_tests::{Server, ok, patience, ringtap};
 
+use serde_json::json;
+
 use crate::bench::Bench;
+use crate::jobs::hear;
+use crate::moment::served;
 
 /// An NBD client that has chosen an export and asks for nothing.
 fn rests(socket: &str, export: &str) -> UnixStream {
@@ -28,6 +32,14 @@ fn reads(stream: &mut UnixStream, offset: u64) {
     stream.read_exact(&mut [0; 16 + 512]).expect("a reply");
 }
 
+fn writes(stream: &mut UnixStream, offset: u64) {
+    let place = offset.to_be_bytes();
+    let request =
+        [&b"\x25\x60\x95\x13"[..], &[0; 2], &[0, 1], &[0; 8], &place, &[0, 0, 2, 0], &[7; 512]];
+    stream.write_all(&request.concat()).expect("sent");
+    stream.read_exact(&mut [0; 16]).expect("a reply");
+}
+
 /// By a descriptor, or in the table of a ring, which the kernel tells of beside the ring's own.
 fn has_open(server: &Server, image: &str) -> bool {
     let of = |what: &str| fs::read_dir(format!("/proc/{}/{what}", server.pid()));
@@ -37,6 +49,29 @@ fn has_open(server: &Server, image: &str) -> bool {
     let mut facts = facts.filter_map(|one| fs::read_to_string(one.path()).ok());
     links.any(|path| path.to_string_lossy().contains(image))
         || facts.any(|text| text.contains(image))
+}
+
+/// What a job's node had is free once it is gone, though the guest stays.
+#[test]
+fn a_client_that_rests_keeps_no_file_of_a_job_open_that_has_ended() {
+    let bench = Bench::new();
+    let (server, mut control) = served(&bench, "raw");
+    let mut resting = rests(&bench.text("a.nbd"), "a");
+    let backup = json!({ "device": "a", "target": "copy", "sync": "none", "job-id": "j" });
+    control.ok("blockdev-backup", backup);
+    // By the same thread: its ring comes to know the file that old content goes to.
+    writes(&mut resting, 4096);
+    assert!(has_open(&server, &bench.text("copy")));
+    control.ok("block-job-cancel", json!({ "device": "j" }));
+    hear(&mut control, "BLOCK_JOB_CANCELLED");
+    control.ok("blockdev-del", json!({ "node-name": "copy" }));
+    let end = Instant::now() + patience();
+    while has_open(&server, &bench.text("copy")) {
+        assert!(Instant::now() < end, "the target is open, and what it takes is not free");
+        thread::sleep(Duration::from_millis(20));
+    }
+    reads(&mut resting, 4096);
+    server.stop();
 }
 
 #[test]

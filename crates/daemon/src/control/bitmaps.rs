@@ -237,11 +237,7 @@ impl Action {
                 Ok(BitmapChange::Clear(name))
             }
             Action::Record(name, recording) => {
-                let word = if recording { "enabled" } else { "disabled" };
-                let found = usable(running, id, known, &name)?;
-                if found.recording == recording {
-                    return Err(Refusal::new(format!("Bitmap '{name}' is already {word}")));
-                }
+                usable(running, id, known, &name)?;
                 known.iter_mut().filter(|one| one.name == name).for_each(|one| {
                     one.recording = recording;
                 });

@@ -171,6 +171,12 @@ impl AddExport {
         if running.pending.targets.contains(&disk) && served.moment.is_none() {
             return refuse(format!("Node '{node}' is in use: a job writes to it"));
         }
+        if served.moment.is_some() && !running.pending.targets.contains(&disk) {
+            return refuse(format!(
+                "Node '{node}' kept the moment of a backup that has broken, and has a part of it: take it away \
+                 (blockdev-del), and begin again with an empty image"
+            ));
+        }
         if let Some(user) =
             running.user_of_disk(disk).filter(|_| running.pending.changing.contains(&disk))
         {

@@ -265,9 +265,12 @@ impl Running {
             served.moment = save.begun.shown.clone();
         }
         self.pending.bitmaps.extend(bitmap.clone());
-        let free = move |running: &mut Running| {
+        let free = move |running: &mut Running, broken: bool| {
             bitmap.iter().for_each(|bitmap| _ = running.pending.bitmaps.remove(bitmap));
-            if let Some(served) = target.and_then(|target| running.disks.get_mut(&target)) {
+            // Of a moment that has broken the target has some and lacks the rest: it is not shown as if it were a disk.
+            if let Some(served) =
+                target.filter(|_| !broken).and_then(|id| running.disks.get_mut(&id))
+            {
                 served.moment = None;
             }
         };
@@ -278,12 +281,14 @@ impl Running {
         });
         let begun = self.begin_job(own.new, move |job| {
             let end = work(job);
+            let broken = end.is_err() && !job.is_cancelled();
             // However it has ended, and before anybody is told.
-            let _ = events.send(crate::running::Event::Do(Box::new(after)));
+            let freed = move |running: &mut Running| after(running, broken);
+            let _ = events.send(crate::running::Event::Do(Box::new(freed)));
             end
         });
         if begun.is_err() {
-            free(self);
+            free(self, false);
         }
         begun.map_err(Refusal::from)
     }

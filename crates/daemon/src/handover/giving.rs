@@ -309,6 +309,11 @@ impl Running {
             if changing || pending.bitmaps_changing.contains(id) {
                 return Err(format!("the disk {node} is being changed: try again"));
             }
+            if served.moment.is_some() && !pending.targets.contains(id) {
+                return Err(format!(
+                    "the disk {node} kept the moment of a backup that has broken: remove its exports and the node first"
+                ));
+            }
             if served.ties.shows.is_some() || served.moment.is_some() {
                 return Err(format!(
                     "the disk {node} is part of a snapshot or backup that is not done"

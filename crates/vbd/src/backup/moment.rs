@@ -90,6 +90,15 @@ impl Moment {
         self.successor = Some(self.from.succeed_bitmap(of, still));
     }
 
+    /// Have what takes the bitmap's place mark what is not saved, too: the next backup has it then.
+    pub fn mark_unsaved(&self, successor: &Successor) {
+        let mut at = 0;
+        while let Some(range) = self.kept.left.next(at, u64::MAX) {
+            at = range.end;
+            successor.marks().mark(range.start..range.end.min(self.kept.size));
+        }
+    }
+
     /// What is to take a bitmap's place in the end.
     pub fn successor(&self) -> Option<&Successor> {
         self.successor.as_ref()
