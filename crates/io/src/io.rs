@@ -18,6 +18,12 @@ use crate::{File, Key, Mem, Op, Reactor, Signal, Time};
 /// The most that one operation may move: io_uring and pread both stop near 2 GiB.
 const MOST: usize = 1 << 30;
 
+/// Whether an operation has moved the whole window.
+#[inline]
+pub fn is_all(result: i32, mem: &Mem) -> bool {
+    usize::try_from(result) == Ok(mem.len())
+}
+
 #[derive(Clone, Copy)]
 pub(crate) enum State {
     Free,
@@ -167,10 +173,33 @@ impl Io {
         mem: Mem,
         block: usize,
     ) -> Result<usize, i32> {
-        let (mut done, mut patience) = (0, Patience::default());
+        let first = self.begin_read(file, offset, mem).await;
+        if is_all(first, &mem) {
+            return Ok(mem.len());
+        }
+        self.read_on(file, offset, mem, block, first).await
+    }
+
+    /// The first operation of a read. Whoever awaits it without [`Io::read_blocks`] around it saves the instructions of that
+    /// future; [`Io::read_on`] takes the result unless it [`is_all`].
+    #[inline]
+    pub fn begin_read(&self, file: File, offset: u64, mem: Mem) -> OpFuture<'_> {
+        self.run(Op::Read { file, offset, mem: mem.window(0, MOST) })
+    }
+
+    /// Go on with a read whose first operation gave this; gives all the bytes read.
+    #[cold]
+    pub async fn read_on(
+        &self,
+        file: File,
+        offset: u64,
+        mem: Mem,
+        block: usize,
+        first: i32,
+    ) -> Result<usize, i32> {
+        let (mut done, mut patience, mut result) = (0, Patience::default(), first);
         loop {
-            let rest = mem.window(done, MOST);
-            match self.run(Op::Read { file, offset: offset + done as u64, mem: rest }).await {
+            match result {
                 0 => return Ok(done),
                 n if n > 0 => {
                     done += n as usize;
@@ -182,24 +211,54 @@ impl Io {
                 n if n == -libc::EAGAIN && mem.pipe().is_some() => return Err(libc::EAGAIN),
                 n => self.again(n, &mut patience).await?,
             }
+            let rest = mem.window(done, MOST);
+            result = self.run(Op::Read { file, offset: offset + done as u64, mem: rest }).await;
         }
     }
 
     /// Write all of `mem`. Short writes and EINTR are carried on with here.
     #[inline]
     pub async fn write(&self, file: File, offset: u64, mem: Mem, durable: bool) -> Result<(), i32> {
-        let (mut done, mut patience) = (0, Patience::default());
-        while done < mem.len() {
-            let rest = mem.window(done, MOST);
-            let offset = offset + done as u64;
-            match self.run(Op::Write { file, offset, mem: rest, durable }).await {
+        if mem.is_empty() {
+            return Ok(());
+        }
+        let first = self.begin_write(file, offset, mem, durable).await;
+        if is_all(first, &mem) {
+            return Ok(());
+        }
+        self.write_on(file, offset, mem, durable, first).await
+    }
+
+    /// The first operation of a write that is not empty: as [`Io::begin_read`].
+    #[inline]
+    pub fn begin_write(&self, file: File, offset: u64, mem: Mem, durable: bool) -> OpFuture<'_> {
+        self.run(Op::Write { file, offset, mem: mem.window(0, MOST), durable })
+    }
+
+    /// Go on with a write whose first operation gave this.
+    #[cold]
+    pub async fn write_on(
+        &self,
+        file: File,
+        offset: u64,
+        mem: Mem,
+        durable: bool,
+        first: i32,
+    ) -> Result<(), i32> {
+        let (mut done, mut patience, mut result) = (0, Patience::default(), first);
+        loop {
+            match result {
                 // A file that takes no bytes and names no error has no room for them.
                 0 => return Err(libc::ENOSPC),
                 n if n > 0 => done += n as usize,
                 n => self.again(n, &mut patience).await?,
             }
+            if done >= mem.len() {
+                return Ok(());
+            }
+            let (rest, offset) = (mem.window(done, MOST), offset + done as u64);
+            result = self.run(Op::Write { file, offset, mem: rest, durable }).await;
         }
-        Ok(())
     }
 
     /// Make completed writes of the file stable.

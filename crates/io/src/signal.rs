@@ -17,12 +17,16 @@ pub struct Signal {
 
 impl Signal {
     /// Wake every task that waits.
+    #[inline]
     pub fn notify(&self, io: &Io) {
         self.count.set(self.count.get().wrapping_add(1));
-        io.shared.ready.borrow_mut().append(&mut self.waiting.borrow_mut());
+        if self.is_awaited() {
+            io.shared.ready.borrow_mut().append(&mut self.waiting.borrow_mut());
+        }
     }
 
     /// Whether a task waits.
+    #[inline]
     pub(crate) fn is_awaited(&self) -> bool {
         !self.waiting.borrow().is_empty()
     }

@@ -134,9 +134,8 @@ impl Tasks {
             }
             self.ready.clear();
             self.next = 0;
-            let spawned = std::mem::take(&mut *self.io.shared.spawned.borrow_mut());
-            for one in spawned {
-                self.add(one.task, one.at_end);
+            if !self.io.shared.spawned.borrow().is_empty() {
+                self.take_spawned();
             }
             if self.wakes.any() {
                 self.take_told();
@@ -145,6 +144,14 @@ impl Tasks {
             if self.ready.is_empty() {
                 return;
             }
+        }
+    }
+
+    #[cold]
+    fn take_spawned(&mut self) {
+        let spawned = std::mem::take(&mut *self.io.shared.spawned.borrow_mut());
+        for one in spawned {
+            self.add(one.task, one.at_end);
         }
     }
 

@@ -1,5 +1,6 @@
 //! The image as one queue thread serves it, until another takes its place.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use ringtap_image::qcow2::BitmapSet;
@@ -61,7 +62,7 @@ pub(crate) struct Pass<'a> {
     pub(crate) stats: &'a QueueStats,
     level: &'a Level,
     /// Whether whoever asks may only read.
-    read_only: bool,
+    pub(crate) read_only: bool,
 }
 
 impl<'a> Pass<'a> {
@@ -75,14 +76,18 @@ impl<'a> Pass<'a> {
         Pass { image: &*level.image, medium, writers, stats, level, read_only }
     }
 
+    /// What a request covers, on the disk.
+    #[inline]
+    pub(crate) fn checked(&self, request: &Request) -> Result<Range<u64>, Error> {
+        let end = request.offset.checked_add(request.len).ok_or(Error::Range)?;
+        if end > self.medium.size() { Err(Error::Range) } else { Ok(request.offset..end) }
+    }
+
     /// Carry a request out.
     #[inline]
     pub(crate) async fn carry_out(&self, io: &Io, request: &Request) -> Result<(), Error> {
         let Request { kind, offset, len, mem, .. } = *request;
-        let end = offset.checked_add(len).ok_or(Error::Range)?;
-        if end > self.medium.size() {
-            return Err(Error::Range);
-        }
+        let range = self.checked(request)?;
         match kind {
             Kind::Read => self.read(io, offset, mem).await,
             Kind::Flush => self.flush(io).await,
@@ -90,21 +95,21 @@ impl<'a> Pass<'a> {
             Kind::Write => {
                 let _changing = self.note(offset, len);
                 if let Some(keep) = self.medium.bitmaps.note(offset, len) {
-                    Box::pin(keep.log(io, offset..end)).await;
+                    Box::pin(keep.log(io, range)).await;
                 }
                 self.write(io, offset, mem, self.durable(request)).await
             }
             Kind::Discard => {
                 let _changing = self.note(offset, len);
                 if let Some(keep) = self.medium.bitmaps.note(offset, len) {
-                    Box::pin(keep.log(io, offset..end)).await;
+                    Box::pin(keep.log(io, range)).await;
                 }
                 self.discard(io, offset, len, Discard::Free, self.durable(request)).await
             }
             Kind::WriteZeroes { unmap, fast } => {
                 let _changing = self.note(offset, len);
                 if let Some(keep) = self.medium.bitmaps.note(offset, len) {
-                    Box::pin(keep.log(io, offset..end)).await;
+                    Box::pin(keep.log(io, range)).await;
                 }
                 self.write_zeroes(io, offset, len, unmap, fast, self.durable(request)).await
             }
@@ -142,14 +147,15 @@ impl<'a> Pass<'a> {
     /// Note in bitmaps what is about to change: before anything does, for the server may be killed in
     /// the middle of it. And in trackers, for which that must be late, when what this gives is dropped.
     #[inline]
-    fn note(&self, offset: u64, len: u64) -> Changing<'a> {
+    pub(crate) fn note(&self, offset: u64, len: u64) -> Changing<'a> {
         if let Some(bitmaps) = &self.level.bitmaps {
             bitmaps.note(offset, len);
         }
         Changing::new(&self.medium.trackers, offset, len)
     }
 
-    fn durable(&self, request: &Request) -> bool {
+    #[inline]
+    pub(crate) fn durable(&self, request: &Request) -> bool {
         let wanted = request.fua || !self.medium.write_cache();
         wanted && self.medium.cache.flushes()
     }

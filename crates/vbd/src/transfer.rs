@@ -1,7 +1,7 @@
 //! Moving a guest's bytes: the same for every format.
 
 use ringtap_image::{Allocation, Cipher, Error, Extent};
-use ringtap_io::{File, Io, Mem};
+use ringtap_io::{File, Io, Mem, is_all};
 
 use crate::level::Pass;
 
@@ -24,11 +24,17 @@ impl Pass<'_> {
                     let place = Place { file, offset: at, cipher };
                     if self.direct(&place, &part) {
                         self.stats.record_direct(part.len());
-                        let read = self.read_whole(io, file, at, part).await?;
-                        if read < part.len() {
-                            // The file ends before the disk does: zeros follow.
-                            touchable(&part)?;
-                            part.window(read, usize::MAX).zero();
+                        // As `read_whole`, spelled out: each future around another costs instructions of every request.
+                        let first = io.begin_read(file, at, part).await;
+                        if !is_all(first, &part) {
+                            let block = self.image.info().request_alignment as usize;
+                            let read = io.read_on(file, at, part, block, first).await;
+                            let read = read.map_err(Error::from_errno)?;
+                            if read < part.len() {
+                                // The file ends before the disk does: zeros follow.
+                                touchable(&part)?;
+                                part.window(read, usize::MAX).zero();
+                            }
                         }
                     } else {
                         self.read_bounced(io, place, part).await?;
@@ -73,7 +79,22 @@ impl Pass<'_> {
                 Extent::Data { file, offset: at, len, writable: true, cipher } => {
                     let part = mem.window(0, clamp(len));
                     let place = Place { file, offset: at, cipher };
-                    self.write_to(io, place, part, at_once).await?;
+                    if self.direct(&place, &part) {
+                        self.stats.record_direct(part.len());
+                        // As `write_whole`, spelled out, too.
+                        let ticket = match self.image.info().request_alignment {
+                            1 => None,
+                            _ => Some(self.medium.gate.enter(self.writers).await),
+                        };
+                        let first = io.begin_write(file, at, part, at_once).await;
+                        if !is_all(first, &part) {
+                            let end = io.write_on(file, at, part, at_once, first).await;
+                            end.map_err(Error::from_errno)?;
+                        }
+                        drop(ticket);
+                    } else {
+                        self.write_bounced(io, place, part, at_once).await?;
+                    }
                     part.len()
                 }
                 Extent::Zero { len, writable: true } => clamp(len).min(mem.len()),
