@@ -30,7 +30,7 @@ impl Save {
                 Some(_) => moment.hold(&io, &job).await,
                 None => moment.save(&io, &job).await,
             };
-            if shown.is_none() && end.is_err() && moment.is_left(&job) {
+            if end.is_err() && moment.is_left(&job) {
                 moment.leave(&job);
                 return end;
             }

@@ -222,10 +222,13 @@ impl Running {
     /// Whether the next server could go on with each job that is at work: with which it could not, and why.
     pub(crate) fn may_pass_jobs_on(&self) -> Result<(), String> {
         let is_shown = |id: &DiskId| self.disks.get(id).is_some_and(|one| one.moment.is_some());
+        let is_device =
+            |id: &&DiskId| is_shown(id) && self.device_of(**id).is_some_and(|one| one.is_there());
         for (id, entry) in self.at_work() {
-            if entry.disks.iter().any(is_shown) {
+            // It is taken over before the moment is there.
+            if entry.disks.iter().any(|disk| is_device(&disk)) {
                 return Err(format!(
-                    "the job {id} is at work, and keeps a moment to be read (sync=none), which ends with this process: cancel it first"
+                    "the job {id} is at work, and its moment is shown as a block device, which would show something else in the next process: take that export away first"
                 ));
             }
             if self.config.control.is_empty() || !entry.entered.can_be_passed_on() {

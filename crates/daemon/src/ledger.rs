@@ -240,13 +240,7 @@ impl Line {
 
     /// Whether a server goes on with it that is told what is left of it.
     fn is_left(&self) -> bool {
-        let sync = self.arguments.get("sync").and_then(Value::as_str);
-        match &*self.command {
-            "blockdev-mirror" => true,
-            // What shows its moment would have to be shown again.
-            "blockdev-backup" => sync != Some("none"),
-            _ => false,
-        }
+        matches!(&*self.command, "blockdev-mirror" | "blockdev-backup")
     }
 
     /// Whether programs before version 6 of a server's state do not know what it was told.

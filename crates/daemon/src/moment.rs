@@ -9,8 +9,8 @@ use ringtap_image::bitmap_store::KeptIn;
 use ringtap_image::record::Transaction;
 use ringtap_io::{Io, Tasks};
 use ringtap_vbd::{
-    Backup, BitmapChange, Breaks, Busy, DirtyBitmap, Moment, OnErrors, Quiesced, Scratch,
-    StagedBitmaps, Successor, Vbd,
+    Backup, BitmapChange, Breaks, Busy, DirtyBitmap, LeftMarks, Moment, OnErrors, Quiesced,
+    Scratch, StagedBitmaps, Successor, Vbd,
 };
 
 use crate::chain::{REST, STILL, TRIES};
@@ -240,6 +240,11 @@ fn begin_backups(
     .collect()
 }
 
+/// What a moment is read by, with these as bitmaps of it.
+pub(crate) fn shown(moment: &Moment, marks: &[LeftMarks]) -> ringtap_vbd::Disk {
+    Vbd::new(moment.image(marks), CacheMode::Writeback).disk().clone()
+}
+
 fn begin_backup(
     part: &Part,
     wanted: &Wanted,
@@ -266,8 +271,8 @@ fn begin_backup(
     let mut moment = backup.begin_still(still).map_err(|error| failed(part, error))?;
     let shown = wanted.held.map(|_| {
         let valid = staged.after().iter().filter(|one| one.lost.is_none());
-        let marks: Vec<_> = valid.map(|one| (one.name.clone(), one.marks.clone())).collect();
-        Vbd::new(moment.image(&marks), CacheMode::Writeback).disk().clone()
+        let marks: Vec<_> = valid.map(DirtyBitmap::left).collect();
+        shown(&moment, &marks)
     });
     // The bitmap is to be as if it had been cleared at the moment.
     if let Some(by) = by.filter(|_| wanted.clears) {

@@ -6,6 +6,8 @@ use ringtap_vbd::{Backup, IoStatus, Job, Moment, Unfinished, Wishes};
 use crate::control::JobType;
 use crate::entry::Entry;
 use crate::handover::{CopyState, JobState, SaveState};
+use crate::ids::DiskId;
+use crate::moment::shown;
 use crate::passed::{Left, Passing};
 use crate::running::Running;
 
@@ -65,14 +67,33 @@ impl Running {
         Ok(())
     }
 
+    /// Whether a backup that keeps the moment which a disk shows has ended for the next server to go on with; or does so, where
+    /// jobs are about to end.
+    pub(crate) fn moment_is_passed_on(&self, disk: DiskId, jobs_end: bool) -> bool {
+        let is_moment = |one: &&Passing| matches!(one.left, Some(Left::Save(_)));
+        jobs_end && self.at_work().any(|(_, job)| job.disks.contains(&disk))
+            || self.pending.passing.values().filter(is_moment).any(|one| one.disks.contains(&disk))
+    }
+
+    /// Moments that are passed on are read no more: all who do have ended.
+    pub(crate) fn moments_rest(&self) {
+        for passing in self.pending.passing.values() {
+            if let Some(Left::Save(moment)) = &passing.left {
+                moment.rest();
+            }
+        }
+    }
+
     /// Jobs of which the next server has to know more than what stands in the ledger.
     pub(crate) fn jobs_passed(&self) -> Vec<JobState> {
         let state = |(id, passing): (&String, &Passing)| {
-            let node = |at: usize| {
-                let served = passing.disks.get(at).and_then(|disk| self.disks.get(disk));
-                served.map(|served| served.node().to_owned()).unwrap_or_default()
-            };
-            passing.state(id, [node(0), node(1)])
+            let served = |at: usize| passing.disks.get(at).and_then(|disk| self.disks.get(disk));
+            let node = |at: usize| served(at).map(|one| one.node().to_owned()).unwrap_or_default();
+            let mut state = passing.state(id, [node(0), node(1)])?;
+            if let Some(shown) = served(1).and_then(|served| served.moment.as_ref()) {
+                state.saved = state.saved.map(|saved| saved.showing(shown.shown_marks()));
+            }
+            Some(state)
         };
         self.pending.passing.iter().filter_map(state).collect()
     }
@@ -98,7 +119,7 @@ impl Running {
         };
         let wrong = || format!("what is left of the job {id} cannot be read");
         let (number, served) = found(&disk)?;
-        let mut disks = vec![*number];
+        let (mut disks, mut shows) = (vec![*number], None);
         let left = match (copied, saved) {
             (Some(copied), _) => {
                 let left = copied.left().ok_or_else(wrong)?;
@@ -111,6 +132,8 @@ impl Running {
                 let backup = Backup::new(served.vbd.clone(), to.vbd.clone());
                 let moment = backup.go_on(&left);
                 let moment = moment.map_err(|error| format!("the job {id}: {error}"))?;
+                let marks = saved.shown().ok_or_else(wrong)?;
+                shows = marks.map(|marks| (*number, shown(&moment, &marks)));
                 Some(Left::Save(moment))
             }
             (None, None) => None,
@@ -124,6 +147,10 @@ impl Running {
         let (meets_errors, has_checkpoint) = (false, false);
         let passing = Passing { disks, wishes, meets_errors, has_checkpoint, left };
         self.pending.passing.insert(id, passing);
+        if let Some((target, moment)) = shows {
+            // Before anybody is shown it.
+            self.disks.get_mut(&target).into_iter().for_each(|to| to.moment = Some(moment.clone()));
+        }
         Ok(())
     }
 

@@ -22,5 +22,5 @@ pub use aside::Scratch;
 pub use begin::Backup;
 pub use kept::Breaks;
 pub use moment::Moment;
-pub(crate) use view::Moments;
 pub use view::View;
+pub(crate) use view::{Borrowed, Moments};

@@ -164,6 +164,11 @@ impl Job {
         self.0.moment.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
+    /// Whether it has left one that nobody has taken.
+    pub fn has_left_a_moment(&self) -> bool {
+        self.0.moment.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+
     pub(crate) fn leave_moment(&self, moment: Moment) {
         *self.0.moment.lock().unwrap_or_else(PoisonError::into_inner) = Some(moment);
     }

@@ -1,14 +1,18 @@
 //! A moment of a disk as an image, which is only read: what it holds lies in the disk and in what was saved of it.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use ringtap_image::bitmap_store::{BitPage, PAGE_WORDS};
 use ringtap_image::qcow2::{BitmapSet, Bits};
 use ringtap_image::{Boxed, Error, Extent, Image, Info, Status};
 use ringtap_io::{Io, Mem};
 
-use crate::backup::{Moment, Moments, View};
+use crate::backup::{Borrowed, Moment, Moments};
 use crate::mirror::error::MirrorError;
-use crate::track::Tracker;
+use crate::{Disk, LeftMarks};
+
+/// Bits of a page.
+const PAGE: u64 = PAGE_WORDS as u64 * 64;
 
 /// The image. Forks share it.
 #[derive(Clone)]
@@ -17,15 +21,12 @@ struct MomentImage(Arc<Shared>);
 struct Shared {
     info: Info,
     moments: Moments,
-    /// Views that nobody reads by at the moment.
-    idle: Mutex<Vec<View>>,
     bitmaps: Option<Arc<BitmapSet>>,
 }
 
 impl Moment {
-    /// The moment as an image, with what these marks were when this was called as bitmaps that are shown. It can be read as long
-    /// as the moment is kept.
-    pub fn image(&self, bitmaps: &[(String, Arc<Tracker>)]) -> Box<dyn Image> {
+    /// The moment as an image, with these as bitmaps that are shown. It can be read as long as the moment is kept.
+    pub fn image(&self, bitmaps: &[LeftMarks]) -> Box<dyn Image> {
         let of = self.disk().info();
         let info = Info {
             format: "moment",
@@ -37,34 +38,63 @@ impl Moment {
             fast_zero: false,
             ..of.clone()
         };
-        let shown = bitmaps.iter().filter_map(|(name, marks)| {
-            let bits = Bits::new(info.size, marks.granularity().trailing_zeros() as u8)?;
-            let mut at = 0;
-            while let Some(range) = marks.next(at, u64::MAX) {
-                at = range.end;
-                bits.set(range.start, range.end - range.start);
-            }
-            Some((name.clone(), Arc::new(bits)))
+        let shown = bitmaps.iter().filter_map(|one| {
+            let bits = bits(info.size, one.granularity, &one.marks)?;
+            Some((one.bitmap.clone(), Arc::new(bits)))
         });
         let bitmaps = Some(Arc::new(BitmapSet::showing(shown.collect())));
         let moments = self.moments();
-        Box::new(MomentImage(Arc::new(Shared { info, moments, idle: Mutex::default(), bitmaps })))
+        Box::new(MomentImage(Arc::new(Shared { info, moments, bitmaps })))
     }
 }
 
-/// A view for as long as it is used.
-struct Borrowed<'a>(&'a Shared, Option<View>);
+/// The bits of a bitmap, of a disk of so many bytes; behind those there is nothing.
+fn bits(size: u64, granularity: u64, marks: &[BitPage]) -> Option<Bits> {
+    let bits = Bits::new(size, granularity.trailing_zeros() as u8)?;
+    for (number, words) in marks {
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        bits.add_bytes(number.checked_mul(PAGE)?, &bytes);
+    }
+    Some(bits)
+}
 
-impl Drop for Borrowed<'_> {
-    fn drop(&mut self) {
-        self.0.idle.lock().unwrap_or_else(PoisonError::into_inner).extend(self.1.take());
+/// The pages in which a bit is set.
+fn pages(bits: &Bits) -> Vec<BitPage> {
+    let (mut pages, mut at) = (vec![], 0);
+    while at < bits.size() {
+        let (is_set, len) = bits.run(at, u64::MAX);
+        if !is_set {
+            at += len.max(1);
+            continue;
+        }
+        let number = (at >> bits.granularity_bits()) / PAGE;
+        let mut bytes = [0; PAGE_WORDS * 8];
+        bits.to_bytes(number * PAGE, &mut bytes);
+        let words = bytes.chunks_exact(8).filter_map(|word| word.try_into().ok());
+        pages.push((number, words.map(u64::from_le_bytes).collect()));
+        at = ((number + 1) * PAGE).saturating_mul(1 << bits.granularity_bits());
+    }
+    pages
+}
+
+impl Disk {
+    /// What its bitmaps are that are only shown, as a moment's are, in words for another process.
+    pub fn shown_marks(&self) -> Vec<LeftMarks> {
+        let set = self.bitmaps();
+        let shown = set.iter().flat_map(|set| set.shown());
+        let left = shown.map(|(name, bits)| LeftMarks {
+            bitmap: name.clone(),
+            granularity: 1 << bits.granularity_bits(),
+            recording: false,
+            marks: pages(bits),
+        });
+        left.collect()
     }
 }
 
 impl Shared {
     fn view(&self) -> Borrowed<'_> {
-        let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        Borrowed(self, Some(idle.unwrap_or_else(|| self.moments.fork())))
+        self.moments.borrow()
     }
 }
 
@@ -97,7 +127,7 @@ impl Image for MomentImage {
     ) -> Boxed<'a, Result<usize, Error>> {
         Box::pin(async move {
             let view = self.0.view();
-            let Some(own) = &view.1 else { return Err(Error::Stopped) };
+            let Some(own) = &view.view else { return Err(Error::Stopped) };
             own.read(io, offset, mem).await.map_err(failed)?;
             Ok(mem.len())
         })
@@ -124,7 +154,7 @@ impl Image for MomentImage {
     fn status<'a>(&'a self, io: &'a Io, offset: u64, len: u64) -> Boxed<'a, Result<Status, Error>> {
         Box::pin(async move {
             let view = self.0.view();
-            let Some(own) = &view.1 else { return Err(Error::Stopped) };
+            let Some(own) = &view.view else { return Err(Error::Stopped) };
             own.status(io, offset, len).await.map_err(failed)
         })
     }

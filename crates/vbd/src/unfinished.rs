@@ -56,6 +56,8 @@ pub struct LeftToSave {
     pub some: bool,
     /// The longest that a guest's write may wait, in nanoseconds.
     pub limit: Option<Time>,
+    /// The most bytes that may still be saved before requests, where that was said.
+    pub room: Option<u64>,
     /// The regions whose old content has not been saved.
     pub marks: Vec<BitPage>,
     /// What is to take a bitmap's place in the end.

@@ -1,9 +1,10 @@
 //! Backups at work when a server is followed by another: the copy becomes what the disk was as it was begun.
 
 use std::fs;
+use std::process::Command;
 use std::time::Duration;
 
-use crate::bench::{Bench, READY, ends, stop};
+use crate::bench::{Bench, READY, ends, said, stop};
 use crate::jobs::{is_at_work, is_paused, jobs, qmp, until};
 use crate::mirrors::{EXPORT, FILE, ask, serve, target_image, there, went_on};
 
@@ -130,17 +131,69 @@ fn dirty(bench: &Bench) -> u64 {
     digits.parse().unwrap_or_else(|_| panic!("{all}"))
 }
 
-/// One whose moment is shown is not gone on with: the upgrade is refused, and says so.
+/// One that only keeps its moment goes on with that, and with those who read it.
 #[test]
-fn a_moment_that_is_shown_keeps_the_server_where_it_is() {
+fn a_moment_that_is_read_goes_on() {
     let mut bench = Bench::new();
     target_image(&mut bench, FILE);
-    let server = serve(&mut bench, FILE);
-    ask(&bench, "blockdev-backup", r#""device":"vm","target":"there","job-id":"j","sync":"none""#);
+    let mut server = serve(&mut bench, FILE);
+    ask(&bench, "block-dirty-bitmap-add", r#""node":"vm","name":"b","persistent":false"#);
+    let load = bench.load("vu.sock", 1);
+    bench.verified(load);
+    // Nobody writes now: this is what the disk is at the moment.
+    fs::copy(bench.path("a.raw"), bench.path("moment.raw")).expect("a copy");
+    let begin = r#""device":"vm","target":"there","job-id":"j","sync":"none","auto-dismiss":false"#;
+    ask(&bench, "blockdev-backup", &format!("{begin},\"__ringtap_scratch-limit\":67108864"));
     until(&bench, is_at_work);
-    let said = bench.ends_with("upgrade unix:c.sock", 1);
-    let why = "the job j is at work, and keeps a moment to be read";
-    assert!(said.contains(why), "{said}");
-    until(&bench, is_at_work);
+    let at = bench.path("p.sock").display().to_string();
+    let at = format!(r#""addr":{{"type":"unix","data":{{"path":"{at}"}}}}"#);
+    ask(&bench, "nbd-server-start", &at);
+    let export = r#""id":"e","type":"nbd","node-name":"there","name":"moment","bitmaps":["b"]"#;
+    ask(&bench, "block-export-add", export);
+    let marked = shown_bitmap(&bench);
+    assert!(marked.contains("dirty"), "{marked}");
+    // So slow that there are regions of which the disk still has what they held.
+    bench.ends_with("disk limit vm --iops 120 --control unix:c.sock", 0);
+    let load = bench.load("vu.sock", 6);
+    let reads = bench.nbd_reads("p.sock", "moment", 8);
+    upgrades_that_fail(&mut bench);
+    for _ in 0..2 {
+        let next = bench.upgrade("unix:c.sock");
+        ends(server);
+        server = next;
+        until(&bench, is_at_work);
+        assert_eq!(shown_bitmap(&bench), marked);
+        is_the_moment(&bench);
+    }
+    bench.verified(load);
+    let output = reads.wait_with_output().expect("it ends");
+    assert!(output.status.success(), "{}\n{}", said(&output), bench.log());
+    is_the_moment(&bench);
+    assert_eq!(went_on(&bench), 4, "{}", bench.log());
+    ask(&bench, "block-export-del", r#""id":"e""#);
+    ask(&bench, "block-job-cancel", r#""device":"j""#);
+    until(&bench, |jobs| jobs.contains("concluded"));
+    ask(&bench, "job-dismiss", r#""id":"j""#);
+    // Then it is a node as any other, for which nothing is left.
+    ask(&bench, "blockdev-del", r#""node-name":"there""#);
     stop(server);
+    // The load was there.
+    bench.ends_with("compare -f raw -F raw moment.raw a.raw", 1);
+    let left = fs::read_dir(bench.path("state/jobs")).into_iter().flatten().count();
+    assert_eq!(left, 0, "{}", bench.log());
+}
+
+/// What a client sees of the moment.
+fn is_the_moment(bench: &Bench) {
+    let uri = format!("nbd+unix:///moment?socket={}", bench.path("p.sock").display());
+    bench.ends_with(&format!("compare -f raw -F raw moment.raw {uri}"), 0);
+}
+
+/// What a client is told of the bitmap that is shown with the moment.
+fn shown_bitmap(bench: &Bench) -> String {
+    let uri = format!("nbd+unix:///moment?socket={}", bench.path("p.sock").display());
+    let output = Command::new("nbdinfo").args(["--map=qemu:dirty-bitmap:b", &uri]).output();
+    let output = output.expect("nbdinfo (libnbd-bin) is there");
+    assert!(output.status.success(), "{}\n{}", said(&output), bench.log());
+    String::from_utf8_lossy(&output.stdout).into_owned()
 }

@@ -123,7 +123,7 @@ impl BlockdevBackup {
     pub(super) fn go_on(self, running: &mut Running, moment: Moment) -> Result<Done, Refusal> {
         let id = running.one_of(Some(&self.device), None)?;
         let known: Vec<_> = moment.disk().dirty_bitmaps().into_iter().map(Known::from).collect();
-        let (wanted, own) = self.ask(running, id, &known)?.split();
+        let (wanted, own) = self.ask(running, id, &known, true)?.split();
         let mut moment = moment.take_up().with_errors(wanted.on_errors);
         if let Some(at) = wanted.scratch.filter(|_| !moment.has_scratch()) {
             match at.make(moment.disk().size()) {
@@ -134,7 +134,12 @@ impl BlockdevBackup {
                 ),
             }
         }
-        running.begin_backup(Begun { moment, shown: None }, own)?;
+        let target = own.new.other.and_then(|target| running.disks.get(&target));
+        let shown = target.and_then(|target| target.moment.clone());
+        if shown.is_some() != wanted.held.is_some() {
+            return Err(Refusal::new("what shows its moment is gone"));
+        }
+        running.begin_backup(Begun { moment, shown }, own)?;
         Ok(Done {})
     }
 
@@ -168,12 +173,13 @@ impl BlockdevBackup {
         }
     }
 
-    /// See whether it can be, on a disk whose bitmaps are these.
+    /// See whether it can be, on a disk whose bitmaps are these; or go on where another job was left.
     pub(super) fn ask(
         self,
         running: &Running,
         id: DiskId,
         known: &[Known],
+        goes_on: bool,
     ) -> Result<Asked, Refusal> {
         if self.compress == Some(true) {
             return Err(Refusal::new(
@@ -205,26 +211,28 @@ impl BlockdevBackup {
             auto_dismiss: self.auto_dismiss,
         };
         let mut new = running.new_job(&self.device, JobType::Backup, common)?;
-        let target = running.target_of(&new, &self.target)?;
+        let target = match goes_on {
+            // Clients may read the moment there.
+            true => running.named_node(&self.target)?,
+            false => running.target_of(&new, &self.target)?,
+        };
         let Some(to) = running.disks.get(&target) else {
             return Err(Refusal::new("the disk is gone"));
         };
         (new.other, new.waits) = (Some(target), false);
-        if held.is_none() {
-            let more = json!({
-                "target": self.target,
-                "sync": self.sync.word(),
-                "bitmap": self.bitmap,
-                "bitmap-mode": self.bitmap_mode.map(BitmapMode::word),
-                "__ringtap_guest-timeout": self.guest_timeout,
-                "__ringtap_scratch": self.scratch,
-                "__ringtap_scratch-limit": self.scratch_limit,
-                CHECKPOINT: self.checkpoint,
-                "on-source-error": self.on_source_error.map(OnErrorWord::word),
-                "on-target-error": self.on_target_error.map(OnErrorWord::word),
-            });
-            new.line = running.line(&new, Self::COMMAND, more);
-        }
+        let more = json!({
+            "target": self.target,
+            "sync": self.sync.word(),
+            "bitmap": self.bitmap,
+            "bitmap-mode": self.bitmap_mode.map(BitmapMode::word),
+            "__ringtap_guest-timeout": self.guest_timeout,
+            "__ringtap_scratch": self.scratch,
+            "__ringtap_scratch-limit": self.scratch_limit,
+            CHECKPOINT: self.checkpoint,
+            "on-source-error": self.on_source_error.map(OnErrorWord::word),
+            "on-target-error": self.on_target_error.map(OnErrorWord::word),
+        });
+        new.line = running.line(&new, Self::COMMAND, more);
         let mode = by.as_ref().map(|(_, mode)| *mode);
         let wanted = Wanted {
             to: to.vbd.clone(),

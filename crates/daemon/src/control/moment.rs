@@ -137,7 +137,7 @@ impl Moments {
             .map(|asked| (asked.new.id.clone(), asked.new.other))
             .collect();
         let of = self.of_disk(running, id)?;
-        let asked = backup.ask(running, id, &of.known)?;
+        let asked = backup.ask(running, id, &of.known, false)?;
         let twice = |(id, target): &(String, Option<DiskId>)| {
             *id == asked.new.id || *target == asked.new.other
         };
@@ -265,12 +265,12 @@ impl Running {
             served.moment = save.begun.shown.clone();
         }
         self.pending.bitmaps.extend(bitmap.clone());
-        let free = move |running: &mut Running, broken: bool| {
+        // Another job may go on with the moment, which is shown until then. Of one that has broken the target has some and lacks the
+        // rest: it is not shown as if it were a disk.
+        let free = move |running: &mut Running, is_kept: bool| {
             bitmap.iter().for_each(|bitmap| _ = running.pending.bitmaps.remove(bitmap));
-            // Of a moment that has broken the target has some and lacks the rest: it is not shown as if it were a disk.
-            if let Some(served) =
-                target.filter(|_| !broken).and_then(|id| running.disks.get_mut(&id))
-            {
+            let shows = target.filter(|_| !is_kept);
+            if let Some(served) = shows.and_then(|target| running.disks.get_mut(&target)) {
                 served.moment = None;
             }
         };
@@ -282,9 +282,10 @@ impl Running {
         let begun = self.begin_job(own.new, move |job| {
             let end = work(job);
             let broken = end.is_err() && !job.is_cancelled();
+            let is_kept = broken || job.has_left_a_moment();
             // However it has ended, and before anybody is told.
-            let freed = move |running: &mut Running| after(running, broken);
-            let _ = events.send(crate::running::Event::Do(Box::new(freed)));
+            let after = move |running: &mut Running| after(running, is_kept);
+            let _ = events.send(crate::running::Event::Do(Box::new(after)));
             end
         });
         if begun.is_err() {

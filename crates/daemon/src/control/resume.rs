@@ -13,6 +13,7 @@ use super::replay::carry_out;
 use crate::chain::{layers, position};
 use crate::ids::DiskId;
 use crate::ledger::{self, Line};
+use crate::passed::Left;
 use crate::running::{Event, Running, Served};
 
 /// Go on with the jobs that the disks had, or say that they are gone.
@@ -87,7 +88,16 @@ pub(crate) fn resume(running: &mut Running, inbox: &Receiver<Event>, ids: &[Disk
     }
     // Of those that still end for another process more is to be known later.
     let at_work: HashSet<String> = running.at_work().map(|(id, _)| id.clone()).collect();
-    running.pending.passing.retain(|id, _| at_work.contains(id));
+    let (passing, disks) = (&mut running.pending.passing, &mut running.disks);
+    passing.retain(|id, one| {
+        let stays = at_work.contains(id);
+        if let (false, Some(Left::Save(_))) = (stays, &one.left) {
+            // Its moment is lost, and nothing shows it any more.
+            let targets = one.disks.iter().skip(1);
+            targets.for_each(|id| disks.get_mut(id).into_iter().for_each(|to| to.moment = None));
+        }
+        stays
+    });
 }
 
 /// Whether what was to go lies below the disk no more, and what was to stay does.

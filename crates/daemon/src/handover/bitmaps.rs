@@ -40,14 +40,15 @@ impl Running {
     pub(super) fn may_pass_bitmaps_on(&self) -> Result<(), String> {
         let mut bytes = 0;
         for served in self.disks.values() {
-            for (_, one) in of(served) {
-                bytes += one.left().marks.len() * PAGE_WORDS * 8;
+            let shown = served.moment.iter().flat_map(|moment| moment.shown_marks());
+            for one in of(served).map(|(_, one)| one.left()).chain(shown) {
+                bytes += one.marks.len() * PAGE_WORDS * 8;
                 if bytes > MOST {
                     return Err(format!(
-                        "the bitmaps that are not persistent have more than {} MiB of marks: remove {} of the disk {} first, or \
-                         have one of coarser regions",
+                        "the bitmaps that are not persistent, or are shown with a moment, have more than {} MiB of marks: remove \
+                         {} of the disk {} first, or have one of coarser regions",
                         MOST >> 20,
-                        one.name,
+                        one.bitmap,
                         served.node()
                     ));
                 }

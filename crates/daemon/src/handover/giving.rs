@@ -309,12 +309,13 @@ impl Running {
             if changing || pending.bitmaps_changing.contains(id) {
                 return Err(format!("the disk {node} is being changed: try again"));
             }
-            if served.moment.is_some() && !pending.targets.contains(id) {
+            let shows = served.moment.is_some() && !self.moment_is_passed_on(*id, jobs_end);
+            if shows && !pending.targets.contains(id) {
                 return Err(format!(
                     "the disk {node} kept the moment of a backup that has broken: remove its exports and the node first"
                 ));
             }
-            if served.ties.shows.is_some() || served.moment.is_some() {
+            if served.ties.shows.is_some() || shows {
                 return Err(format!(
                     "the disk {node} is part of a snapshot or backup that is not done"
                 ));
@@ -416,6 +417,8 @@ impl Running {
             let is_by_bitmap = job.saved.as_ref().is_some_and(SaveState::is_by_bitmap);
             state.by_bitmaps.extend(is_by_bitmap.then(|| job.id.clone()));
             state.backups.extend(job.saved.is_some().then(|| job.id.clone()));
+            let is_shown = job.saved.as_ref().is_some_and(|saved| saved.shown.is_some());
+            state.moments.extend(is_shown.then(|| job.id.clone()));
             state.jobs.push(job.id);
         }
         state.meet_errors = self.jobs_that_meet_errors();

@@ -41,20 +41,33 @@ impl CopyState {
 impl SaveState {
     /// `target`: the node name of the disk that takes it.
     pub(crate) fn of(target: String, left: LeftToSave) -> SaveState {
-        let LeftToSave { granularity, size, zeroed, some, limit, marks, successor } = left;
+        let LeftToSave { granularity, size, zeroed, some, limit, room, marks, successor } = left;
         let (marks, successor) = (pages(marks), successor.map(MarksState::of));
-        SaveState { target, granularity, size, zeroed, some, limit, marks, successor }
+        let shown = None;
+        SaveState { target, granularity, size, zeroed, some, limit, room, shown, marks, successor }
     }
 
     /// None where it makes no sense.
     pub(crate) fn left(&self) -> Option<LeftToSave> {
-        let SaveState { granularity, size, zeroed, some, limit, .. } = *self;
+        let SaveState { granularity, size, zeroed, some, limit, room, .. } = *self;
         let marks = marks(&self.marks).filter(|_| is_granularity(granularity))?;
         let successor = match &self.successor {
             Some(successor) => Some(successor.left()?),
             None => None,
         };
-        Some(LeftToSave { granularity, size, zeroed, some, limit, marks, successor })
+        Some(LeftToSave { granularity, size, zeroed, some, limit, room, marks, successor })
+    }
+
+    /// The same, which shows its moment with these bitmaps.
+    pub(crate) fn showing(self, bitmaps: Vec<LeftMarks>) -> SaveState {
+        let shown = Some(bitmaps.into_iter().map(MarksState::of).collect());
+        SaveState { shown, ..self }
+    }
+
+    /// The bitmaps that its moment is shown with, where it is; none where they make no sense.
+    pub(crate) fn shown(&self) -> Option<Option<Vec<LeftMarks>>> {
+        let all = self.shown.as_ref().map(|all| all.iter().map(MarksState::left).collect());
+        all.map_or(Some(None), |all: Option<_>| all.map(Some))
     }
 }
 
@@ -89,6 +102,11 @@ mod tests {
         let marks = copy().marks;
         let save = SaveState { granularity, size, marks, successor, ..SaveState::default() };
         assert_eq!(SaveState::of(String::new(), save.left().expect("it makes sense")), save);
+        let shown = save.successor.as_ref().and_then(MarksState::left).expect("it makes sense");
+        let left = LeftToSave { room: Some(5), ..save.left().expect("it makes sense") };
+        let kept = SaveState::of(String::new(), left).showing(vec![shown.clone()]);
+        assert_eq!(kept.left().and_then(|left| left.room), Some(5));
+        assert_eq!((save.shown(), kept.shown()), (Some(None), Some(Some(vec![shown]))));
     }
 
     #[test]

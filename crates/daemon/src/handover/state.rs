@@ -4,7 +4,8 @@
 //! there is something that an older program could not do without the version is higher, so that it refuses. Version 2 has jobs, version 3 backups, version 4
 //! those that go by a bitmap, version 5 names given at run time, version 6 certificates among them, NBD
 //! servers that show nothing, bitmaps that are kept nowhere, jobs that do not end where they meet an error, and
-//! disks opened with `backing`, version 7 backups whose checkpoint goes where they fail.
+//! disks opened with `backing`, version 7 backups whose checkpoint goes where they fail, version 8 those that only keep their
+//! moment, for others to read.
 
 use std::path::PathBuf;
 
@@ -14,7 +15,8 @@ use serde::{Deserialize, Serialize};
 use super::names::Names;
 
 /// The newest that is read, and what is written where nothing needs it.
-const NEWEST: u32 = 7;
+const NEWEST: u32 = 8;
+const WITH_CHECKPOINTS: u32 = 7;
 const WITH_CERTIFICATES: u32 = 6;
 const WITH_NAMES: u32 = 5;
 const WITH_BITMAPS: u32 = 4;
@@ -51,6 +53,9 @@ pub(crate) struct State {
     /// Backups whose checkpoint goes where they fail, as stands in the ledger.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) checkpoints: Vec<String>,
+    /// Backups that only keep their moment, which their targets show.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) moments: Vec<String>,
     /// Disks with bitmaps that are kept nowhere, which come with the connections.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) bitmaps: Vec<String>,
@@ -171,6 +176,12 @@ pub(crate) struct SaveState {
     pub(crate) some: bool,
     /// How long a guest's write may wait, in nanoseconds.
     pub(crate) limit: Option<u64>,
+    /// How many bytes may still be saved before requests, where that was said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) room: Option<u64>,
+    /// Where the moment is only kept: the bitmaps that are shown with it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) shown: Option<Vec<MarksState>>,
     /// The regions whose old content has not been saved.
     pub(crate) marks: Vec<PageState>,
     /// What is to take a bitmap's place in the end.
@@ -263,8 +274,10 @@ fn version(jobs: bool, backups: bool, by_bitmaps: bool) -> u32 {
 
 impl Versioned for State {
     fn version(&self) -> u32 {
-        if !self.checkpoints.is_empty() {
-            return NEWEST;
+        match (self.moments.is_empty(), self.checkpoints.is_empty()) {
+            (false, _) => return NEWEST,
+            (true, false) => return WITH_CHECKPOINTS,
+            (true, true) => {}
         }
         let later =
             self.names.are_newest() || !self.bitmaps.is_empty() || !self.meet_errors.is_empty();
@@ -279,6 +292,10 @@ impl Versioned for State {
 
 impl Versioned for Connections {
     fn version(&self) -> u32 {
+        let mut saved = self.jobs.iter().filter_map(|job| job.saved.as_ref());
+        if saved.any(|saved| saved.shown.is_some()) {
+            return NEWEST;
+        }
         if !self.bitmaps.is_empty() {
             return WITH_CERTIFICATES;
         }

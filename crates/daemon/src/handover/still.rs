@@ -127,6 +127,7 @@ impl Still {
             .filter_map(|(id, disk)| Some(Going { id, residence: running.residence_of(id)?, disk }))
             .collect();
         tracing::debug!("requests have ended after {:?}", still.since());
+        running.moments_rest();
         let closed = closing::close(&going, limit);
         let late = closed.as_ref().err().map_or(&[][..], |(_, late)| &late[..]);
         running.pending.changing.extend(late);

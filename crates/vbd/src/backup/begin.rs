@@ -8,6 +8,7 @@ use ringtap_io::{Io, Time};
 use super::kept::{Breaks, Kept};
 use super::moment::Moment;
 use super::stability::Stability;
+use super::view::Idle;
 use crate::filter::BeforeWrite;
 use crate::map::Map;
 use crate::mirror::error::MirrorError;
@@ -166,7 +167,7 @@ impl Backup {
         shared.filters.install_before(&shared.door, filter.clone());
         let (from, saved) = (self.from.clone(), AtomicBool::new(false));
         let (requests, on_errors) = (self.requests, OnErrors::default());
-        let (deals_with_no_room, successor) = (None, None);
+        let (deals_with_no_room, successor, idle) = (None, None, Idle::default());
         let moment = Moment {
             from,
             kept,
@@ -177,6 +178,7 @@ impl Backup {
             taken,
             successor,
             saved,
+            idle,
         };
         moment.with_errors(self.on_errors)
     }

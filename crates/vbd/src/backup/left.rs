@@ -1,5 +1,8 @@
 //! A moment that one job leaves and another goes on with, here or in another process.
 
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering::SeqCst;
+
 use super::begin::Backup;
 use super::kept::Kept;
 use super::moment::Moment;
@@ -20,8 +23,9 @@ impl Backup {
         self.check_for(left.size)?;
         let regions = Map::new(left.granularity);
         regions.add_pages(&left.marks, left.size);
-        let LeftToSave { zeroed, some, limit, size, .. } = *left;
-        let mut moment = Backup { zeroed, limit, ..self }.keep_left(regions, size, some, None);
+        let LeftToSave { zeroed, some, limit, room, size, .. } = *left;
+        let backup = Backup { zeroed, limit, room, ..self };
+        let mut moment = backup.keep_left(regions, size, some, None);
         moment.successor = left.successor.as_ref().map(|left| Successor::of(&moment.from, left));
         Ok(moment)
     }
@@ -33,8 +37,14 @@ impl Moment {
         let Kept { left, granularity, size, zeroed, some, limit, .. } = &*self.kept;
         let (granularity, size, zeroed, some) = (*granularity, *size, *zeroed, *some);
         let successor = self.successor.as_ref().map(Successor::left);
+        let room = Some(self.kept.room.load(SeqCst)).filter(|room| *room < u64::MAX);
         let (limit, marks) = (*limit, left.set_pages());
-        LeftToSave { granularity, size, zeroed, some, limit, marks, successor }
+        LeftToSave { granularity, size, zeroed, some, limit, room, marks, successor }
+    }
+
+    /// Nobody reads it now, nor does anybody before it is taken up: it keeps nothing of its disk and its target open.
+    pub fn rest(&self) {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
     /// Whether another job is to go on with it, for which this one was cancelled.

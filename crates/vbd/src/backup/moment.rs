@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 use super::kept::{Breaks, Kept};
-use super::view::{Moments, View};
+use super::view::{Idle, Moments, View};
 use crate::filter::BeforeWrite;
 use crate::map::Map;
 use crate::mirror::error::MirrorError;
@@ -25,6 +25,7 @@ pub struct Moment {
     pub(super) taken: Option<(Arc<Tracker>, Map)>,
     pub(super) successor: Option<Successor>,
     pub(super) saved: AtomicBool,
+    pub(super) idle: Idle,
 }
 
 impl Drop for Moment {
@@ -77,7 +78,7 @@ impl Moment {
     }
 
     pub(crate) fn moments(&self) -> Moments {
-        Moments { kept: self.kept.clone(), from: self.from.clone() }
+        Moments { kept: self.kept.clone(), from: self.from.clone(), idle: self.idle.clone() }
     }
 
     /// The disk that it is of.

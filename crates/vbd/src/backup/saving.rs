@@ -80,16 +80,23 @@ impl Moment {
         end
     }
 
-    /// Keep it until the job is cancelled, and save only what requests change. Where this fails the moment is lost; the disk
-    /// goes on as before.
+    /// Keep it until the job is cancelled, and save only what requests change. Where this fails the moment is lost, unless that was
+    /// for another job ([`Moment::leave`]); the disk goes on as before.
     pub async fn hold(&self, io: &Io, job: &Job) -> Result<(), MirrorError> {
         job.set_phase(Phase::Copying);
         let target = &self.kept.target;
         let cancelled = async {
             job.cancelled().await;
-            target.fail(MirrorError::Cancelled);
+            if !job.is_for_next() {
+                target.fail(MirrorError::Cancelled);
+            }
         };
-        beside(beside(target.broken(), cancelled), self.kept.watch_for_silence(io)).await;
+        let held = async { _ = within(target.broken(), cancelled).await };
+        beside(held, self.kept.watch_for_silence(io)).await;
+        if self.is_left(job) {
+            job.set_phase(Phase::Failed);
+            return Err(MirrorError::Cancelled);
+        }
         let why = target.failed_by(MirrorError::Cancelled);
         target.left_alone_for(io, self.kept.limit).await;
         self.forget();

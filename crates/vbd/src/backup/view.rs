@@ -1,6 +1,6 @@
 //! A moment as it is read, while it is kept.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use ringtap_image::{Error, Status};
 use ringtap_io::{Io, Mem};
@@ -10,17 +10,40 @@ use super::kept::Kept;
 use crate::mirror::error::MirrorError;
 use crate::{Disk, Kind, Request, Vbd};
 
+/// Views that nobody reads by at the moment.
+pub(super) type Idle = Arc<Mutex<Vec<View>>>;
+
 /// What makes views of a moment.
 #[derive(Clone)]
 pub(crate) struct Moments {
     pub(super) kept: Arc<Kept>,
     pub(super) from: Disk,
+    pub(super) idle: Idle,
 }
 
 impl Moments {
     pub(crate) fn fork(&self) -> View {
         let (from, target) = (self.from.fork(), self.kept.target.disk.fork());
         View { kept: self.kept.clone(), from, target }
+    }
+
+    /// A view for as long as it is used.
+    pub(crate) fn borrow(&self) -> Borrowed<'_> {
+        let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        Borrowed { of: self, view: Some(idle.unwrap_or_else(|| self.fork())) }
+    }
+}
+
+/// A view that goes back to those that nobody reads by.
+pub(crate) struct Borrowed<'a> {
+    of: &'a Moments,
+    pub(crate) view: Option<View>,
+}
+
+impl Drop for Borrowed<'_> {
+    fn drop(&mut self) {
+        let idle = &self.of.idle;
+        idle.lock().unwrap_or_else(PoisonError::into_inner).extend(self.view.take());
     }
 }
 

@@ -3,7 +3,7 @@ use crate::handover::names::{
     CertificatesName, DiskNames, FileName, ImageName, NbdName, SecretName,
 };
 
-const STORED: [&[u8]; 12] = [
+const STORED: [&[u8]; 14] = [
     include_bytes!("../../../tests/handover/version-1.state"),
     include_bytes!("../../../tests/handover/version-1.connections"),
     include_bytes!("../../../tests/handover/version-2.state"),
@@ -16,6 +16,8 @@ const STORED: [&[u8]; 12] = [
     include_bytes!("../../../tests/handover/version-6.state"),
     include_bytes!("../../../tests/handover/version-6.connections"),
     include_bytes!("../../../tests/handover/version-7.state"),
+    include_bytes!("../../../tests/handover/version-8.state"),
+    include_bytes!("../../../tests/handover/version-8.connections"),
 ];
 
 fn state() -> State {
@@ -53,6 +55,7 @@ fn state() -> State {
         bitmaps: vec![],
         names: Names::default(),
         checkpoints: vec![],
+        moments: vec![],
     }
 }
 
@@ -111,6 +114,8 @@ fn with_a_backup() -> (State, Connections) {
         zeroed: true,
         some: false,
         limit: Some(1_000_000_000),
+        room: None,
+        shown: None,
         marks: vec![PageState::new(1, &[7])],
         successor: None,
     };
@@ -124,6 +129,18 @@ fn with_a_backup() -> (State, Connections) {
 fn with_a_checkpoint() -> State {
     let state = with_a_backup().0;
     State { checkpoints: state.backups.clone(), ..state }
+}
+
+fn with_a_moment() -> (State, Connections) {
+    let (mut state, mut connections) = with_a_backup();
+    state.moments = state.backups.clone();
+    for saved in connections.jobs.iter_mut().filter_map(|job| job.saved.as_mut()) {
+        let marks = vec![PageState::new(0, &[3])];
+        let (bitmap, granularity, recording) = ("part".into(), 65536, false);
+        saved.shown = Some(vec![MarksState { bitmap, granularity, recording, marks }]);
+        (saved.zeroed, saved.room) = (false, Some(10 << 30));
+    }
+    (state, connections)
 }
 
 fn with_a_bitmap() -> (State, Connections) {
@@ -215,6 +232,8 @@ fn what_was_stored_is_read_for_ever() {
         write("version-6.state", encode(&with_certificates()));
         write("version-6.connections", encode(&with_temporary_bitmaps()));
         write("version-7.state", encode(&with_a_checkpoint()));
+        write("version-8.state", encode(&with_a_moment().0));
+        write("version-8.connections", encode(&with_a_moment().1));
         return;
     }
     assert_eq!(decode(STORED[0]), Ok(state()));
@@ -238,6 +257,9 @@ fn what_was_stored_is_read_for_ever() {
     assert_eq!(decode(STORED[10]), Ok(with_temporary_bitmaps()));
     assert!(STORED[11].starts_with(b"ringtap-handover 7 "));
     assert_eq!(decode(STORED[11]), Ok(with_a_checkpoint()));
+    assert!(STORED[12..].iter().all(|stored| stored.starts_with(b"ringtap-handover 8 ")));
+    let (state, connections) = (decode::<State>(STORED[12]), decode::<Connections>(STORED[13]));
+    assert_eq!((state, connections), (Ok(with_a_moment().0), Ok(with_a_moment().1)));
     // Each of these is reason enough that a program refuses that does not know it.
     let (bitmaps, meet_errors) = (vec!["a".into()], vec!["c".into()]);
     let with = [State { bitmaps, ..with_jobs().0 }, State { meet_errors, ..with_jobs().0 }];
