@@ -1,7 +1,7 @@
 //! A disk that moves to another server while its guest writes, over a line that is slow and breaks.
 
 use std::io::{Read, Write};
-use std::net::Shutdown;
+use std::net::{Shutdown, TcpListener};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::thread;
 use std::time::Duration;
 
-use ringtap_tests::{Server, is_well};
-use serde_json::Value;
+use ringtap_tests::{Control, Server, is_well};
+use serde_json::{Value, json};
 
 use crate::bench::{Bench, MIB, refusal, said};
 
@@ -130,6 +130,22 @@ fn a_disk_does_not_move_into_an_export_of_itself() {
     let told = ringtap_tests::program("timeout", "coreutils", args);
     let why = String::from_utf8_lossy(&told.stderr);
     assert!(why.contains("is an export of vm itself"), "{why}");
+    // Of another name, at another address, which is written in several ways.
+    let mut control = Control::open(&bench.path("control"));
+    let port = TcpListener::bind("127.0.0.1:0").and_then(|one| one.local_addr());
+    let port = port.expect("a port").port();
+    let at = json!({"type": "inet", "data": {"host": "127.0.0.1", "port": port.to_string()}});
+    control.ok("nbd-server-start", json!({"addr": at}));
+    let export =
+        json!({"id": "e", "type": "nbd", "node-name": "vm", "name": "o", "writable": true});
+    control.ok("block-export-add", export);
+    for at in ["127.0.0.1", "localhost", "127.1"] {
+        let uri = format!("nbd://{at}:{port}/o");
+        let args = ["20", own, "disk", "migrate", "--control", &listen, "vm", &uri];
+        let told = ringtap_tests::program("timeout", "coreutils", args);
+        let why = String::from_utf8_lossy(&told.stderr);
+        assert!(why.contains("'vm' itself") || why.contains("of vm itself"), "{uri}: {why}");
+    }
     server.stop();
 }
 
