@@ -8,8 +8,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use ringtap_tests::{Server, patience, program, ringtap};
+use ringtap_tests::{Control, Server, patience, program, ringtap};
 use rustix::fs::{FallocateFlags, fallocate};
+use serde_json::json;
 
 const MIB: u64 = 1 << 20;
 
@@ -303,6 +304,40 @@ fn it_grows_only_where_that_was_asked_for() {
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{said}");
     assert!(said.contains("--growable takes a raw image"), "{said}");
+}
+
+#[test]
+fn it_hides_no_image_of_its_disk() {
+    let place = Place::new(MIB);
+    let (top, middle) = (place.at("top.qcow2"), place.at("middle.qcow2"));
+    for (name, below, format) in
+        [(&middle, place.disk(), "raw"), (&top, place.at("middle.qcow2"), "qcow2")]
+    {
+        let args = ["create", "-q", "-f", "qcow2", "-b", plain(&below), "-F", format, plain(name)];
+        ok(plain(&ringtap()), "ringtap", &args);
+    }
+    for file in [&top, &middle, &place.disk()] {
+        let args = ["serve", plain(&top), "-f", "qcow2", "--fuse", plain(file)];
+        let output =
+            program("timeout", "coreutils", [&["10", plain(&ringtap())][..], &args].concat());
+        let said = String::from_utf8_lossy(&output.stderr);
+        let _ = Command::new("umount").arg("-lq").arg(file).output();
+        assert_eq!(output.status.code(), Some(1), "{}: {said}", file.display());
+        assert!(said.contains("mount over another file"), "{said}");
+    }
+    let control = format!("unix:{}", place.at("c").display());
+    let server =
+        Server::start([plain(&top), "-f", "qcow2", "--node-name", "t", "--control", &control]);
+    let mut client = Control::open(&place.at("c"));
+    let export =
+        |file: &Path| json!({"id": "e", "type": "fuse", "node-name": "t", "mountpoint": file});
+    for file in [&middle, &place.disk()] {
+        let refused = client.call("block-export-add", export(file)).expect_err("refused");
+        assert!(refused.to_string().contains("mount over another file"), "{refused}");
+    }
+    client.ok("block-export-add", export(&place.file()));
+    drop(client);
+    server.stop();
 }
 
 #[test]

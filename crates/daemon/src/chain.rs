@@ -3,9 +3,11 @@
 use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use ringtap_export::fuse;
 use ringtap_image::{Container, Format, Image, OpenOptions, Place, Role, qcow2, record};
 use ringtap_io::Io;
 use ringtap_vbd::{Busy, Quiesced, Vbd};
@@ -78,6 +80,20 @@ pub(crate) fn layers(top: &dyn Image) -> Vec<Layer> {
         Layer { path: path.unwrap_or_default(), format, size: info.size }
     };
     std::iter::successors(top.below(), |image| image.below()).map(of).collect()
+}
+
+/// An error where a disk as a file, mounted there, would hide one of the files that it consists of: the server would wait for itself
+/// where it opens that anew. Those were known when they were opened, and nothing is asked of them.
+pub(crate) fn hides_none(vbd: &ringtap_vbd::Disk, path: &Path) -> Result<(), fuse::Error> {
+    let (Ok(there), Ok(top)) = (fs::metadata(path), vbd.image()) else { return Ok(()) };
+    let is_it = |file: &Container| file.numbers() == Some((there.dev(), there.ino()));
+    let has_data = |image: &dyn Image| image.data_file().is_some_and(is_it);
+    let of = |image: &dyn Image| image.container().is_some_and(is_it) || has_data(image);
+    let below = std::iter::successors(top.below(), |image| image.below()).any(of);
+    match below || has_data(&*top) {
+        true => Err(fuse::Error::Below { path: path.to_owned() }),
+        false => Ok(()),
+    }
 }
 
 /// The image with so many above it.

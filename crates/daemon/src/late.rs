@@ -109,6 +109,7 @@ fn serve(running: &mut Running, disk: &Disk, vbd: Vbd, later: &[&Disk]) -> Resul
     let id = running.add(disk.clone(), vbd)?;
     let (bound, wanted) = (running.bound(), [(id, disk)]);
     let plan = not_handed(disk, &bound)
+        .and_then(|()| running.disks.get(&id).map_or(Ok(()), Served::hides_none))
         .and_then(|()| Plan::of(&running.config, &wanted, &bound, later, &mut Handed::default()))
         .and_then(|plan| running.start_devices(&[id]).map(|()| plan));
     let plan = plan.inspect_err(|_| {

@@ -152,7 +152,7 @@ impl Plan {
                         resolved.display()
                     )));
                 }
-                let mount = handover::mount(path, &disk.path, &options)?;
+                let mount = handover::mount(path, &disk.path, &options, || Ok(()))?;
                 plan.fuse.push(File { disk: *id, mount, options });
             }
         }

@@ -13,6 +13,7 @@ use ringtap_image::Secret;
 use ringtap_vbd::{Listening, ThrottleGroup, Vbd, WriteThrough};
 
 use crate::attached::{Attached, Leaving};
+use crate::chain::hides_none;
 use crate::control::Events;
 use crate::entry::Entry;
 use crate::facts::DiskFacts;
@@ -52,6 +53,11 @@ impl Served {
     /// What clients of the control socket know it by.
     pub(crate) fn node(&self) -> &str {
         self.disk.node_name.as_deref().unwrap_or_default()
+    }
+
+    /// An error where a file that it is to be hides one of its own.
+    pub(crate) fn hides_none(&self) -> Result<(), Error> {
+        self.disk.fuse.iter().try_for_each(|path| Ok(hides_none(&self.vbd, path)?))
     }
 }
 

@@ -116,6 +116,9 @@ fn run(
     let wanted: Vec<_> = running.disks.iter().map(|(id, served)| (*id, &served.disk)).collect();
     let not_served = running.left_out.iter().map(|left| &left.disk);
     let plan = Plan::bind(&running.config, &wanted, not_served)?;
+    // What comes from the server before this one was accepted there, and is mounted: nobody answers who looks at it.
+    let shown = running.disks.values().filter(|_| taking.is_none());
+    shown.into_iter().try_for_each(Served::hides_none)?;
     let ways = running.config.control.iter().map(control::Way::prepare);
     let ways = ways.collect::<Result<Vec<_>, _>>()?;
     running.listening.extend(ways.iter().filter_map(control::Way::socket));

@@ -5,7 +5,7 @@ use std::fs;
 use std::io;
 use std::ops::{Deref, Range};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
@@ -40,6 +40,8 @@ pub struct Container {
     open: Option<Arc<lock::Locked>>,
     store: Option<Store>,
     path: Arc<Path>,
+    /// The numbers of a regular file and of the device that it lies on, as it was opened.
+    numbers: Option<(u64, u64)>,
     traits: Traits,
     /// It lies on tmpfs.
     in_memory: bool,
@@ -127,7 +129,8 @@ impl Container {
             let path: PathBuf = path.to_owned();
             move |source: io::Error| OpenError::Os { what, path, source }
         };
-        let kind = fs::metadata(&at).map_err(failed("open"))?.file_type();
+        let facts = fs::metadata(&at).map_err(failed("open"))?;
+        let kind = facts.file_type();
         if !kind.is_file() && !kind.is_block_device() {
             let found = if kind.is_dir() { "directory" } else { "special file" };
             return Err(OpenError::Kind { path: path.to_owned(), found });
@@ -191,7 +194,9 @@ impl Container {
         }
         let (open, path) = (Some(Arc::new(file)), path.into());
         let never_synced = !options.cache.flushes();
-        let container = Container { open, path, in_memory, rotational, never_synced, ..container };
+        let numbers = kind.is_file().then(|| (facts.dev(), facts.ino()));
+        let files = Container { open, path, numbers, ..container };
+        let container = Container { in_memory, rotational, never_synced, ..files };
         if !options.read_only {
             let _first = container.state.opened.set(Facts::of(&container));
         }
@@ -210,6 +215,7 @@ impl Container {
             open: None,
             store: None,
             path,
+            numbers: None,
             traits,
             in_memory,
             rotational,
@@ -264,23 +270,6 @@ impl Container {
     /// Whether the kernel takes the disk below for one that seeks.
     pub fn is_rotational(&self) -> bool {
         self.rotational
-    }
-
-    /// The number of the device that it is or lies on, of a partition that of its disk; none of a store, or of what a simulation
-    /// provides.
-    pub fn device(&self) -> Option<u64> {
-        let facts = rustix::fs::fstat(self.open_file()?).ok()?;
-        let is_device = rustix::fs::FileType::from_raw_mode(facts.st_mode).is_block_device();
-        let device = if is_device { facts.st_rdev } else { facts.st_dev };
-        let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
-        let sys = format!("/sys/dev/block/{major}:{minor}");
-        let whole = fs::read_to_string(format!("{sys}/partition"))
-            .and_then(|_| fs::read_to_string(format!("{sys}/../dev")));
-        let parsed = whole.ok().and_then(|text| {
-            let (major, minor) = text.trim().split_once(':')?;
-            Some(rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?))
-        });
-        Some(parsed.unwrap_or(device))
     }
 
     /// Whether what is read of it is mostly copied out of the host's memory.

@@ -12,6 +12,7 @@ use super::outgoing::Reply;
 use super::refusal::Refusal;
 use super::shape::{Done, arguments, choice, words};
 use crate::QUEUES;
+use crate::chain::hides_none;
 use crate::ids::DiskId;
 use crate::pending::ComingExport;
 use crate::running::{Export, Running, Then};
@@ -378,7 +379,9 @@ impl Running {
                     "growable takes a raw image in a regular file, and an export that is writable",
                 ));
             }
-            let mount = handover::mount(&PathBuf::from(of.mountpoint), &image, &options);
+            let path = PathBuf::from(of.mountpoint);
+            let fits = || hides_none(&common.vbd, &path);
+            let mount = handover::mount(&path, &image, &options, fits);
             let mount = mount.map_err(Error::from)?;
             Ok((Transport::fuse(mount, common.vbd.clone(), options), vec![]))
         });

@@ -158,11 +158,13 @@ pub(crate) fn sessions(places: &[String]) -> Vec<nbd::Session> {
     found.into_iter().map(|(_, session)| session).collect()
 }
 
-/// Mount a disk over a file, or go on with what the server before this one has mounted there.
+/// Mount a disk over a file that `fits`, or go on with what the server before this one has mounted there: nobody answers yet who
+/// looks at that.
 pub(crate) fn mount(
     path: &Path,
     image: &Path,
     options: &fuse::Options,
+    fits: impl FnOnce() -> Result<(), fuse::Error>,
 ) -> Result<fuse::Mount, fuse::Error> {
     if !lock(&COME).mounts.is_empty() {
         let resolved = fuse::resolve(path)?;
@@ -173,6 +175,7 @@ pub(crate) fn mount(
             return Ok(fuse::Mount::adopt(&resolved, &image, passed));
         }
     }
+    fits()?;
     fuse::Mount::new(path, image, options)
 }
 

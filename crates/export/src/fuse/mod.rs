@@ -96,6 +96,12 @@ pub enum Error {
         /// The path.
         path: PathBuf,
     },
+    /// It would hide a file that the disk consists of.
+    #[error("{} lies below the disk, or has its data: mount over another file", path.display())]
+    Below {
+        /// The path.
+        path: PathBuf,
+    },
     /// Something is mounted there.
     #[error("{} is in use: {found} is mounted on it; unmount it, or choose another path", path.display())]
     Busy {
