@@ -207,8 +207,8 @@ pub enum Error {
     },
     /// Storage has fallen silent, and the server ended without what waits for it.
     #[error(
-        "{} left: storage on a server has answered nothing for {seconds} s, and this one ended without it; what was \
-         acknowledged and not flushed may be lost",
+        "{} left: storage on a server, or a front-end's file, has answered nothing for {seconds} s, and this one ended without it; \
+         what was acknowledged and not flushed may be lost",
         .what.join(", ")
     )]
     Left {

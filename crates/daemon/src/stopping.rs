@@ -72,6 +72,20 @@ impl Left {
         self.what.push(what);
     }
 
+    fn front_end(&mut self, id: DiskId, served: &Served) {
+        if self.disks.contains(&id) {
+            return;
+        }
+        self.disks.push(id);
+        let path = served.disk.path.display();
+        tracing::error!(
+            "{path}: a message of its front-end has not been carried out for {} s: a file that came with it, as the guest's \
+             memory, lies where nothing answers; left behind, as by a kill",
+            SILENT.as_secs()
+        );
+        self.what.push(path.to_string());
+    }
+
     /// An error where there is something. Then nobody lets go of images any more, who might wait for that.
     pub(crate) fn outcome(self, running: &mut Running) -> Result<(), Error> {
         if self.what.is_empty() {
@@ -128,6 +142,7 @@ impl Running {
             if left.silence.is_there() {
                 waits.iter().for_each(|server| self.leave_disks_of(*server, left));
             }
+            waits.iter().for_each(|server| self.leave_disk_of_front_end(*server, left));
             let is_left = |id: &DiskId| left.disks.contains(id);
             let of_left = |server: &ServerId| {
                 self.exports.iter().any(|one| one.server == *server && is_left(&one.disk))
@@ -160,6 +175,21 @@ impl Running {
                 0 if asked => {}
                 0 => left.disk(id, served, "what serves it has not ended"),
                 count => left.disk(id, served, &format!("{count} requests have not ended")),
+            }
+        }
+    }
+
+    /// A front-end's file may never answer who maps it, or looks at it: leave its disk, though not what that has in flight.
+    fn leave_disk_of_front_end(&self, server: ServerId, left: &mut Left) {
+        let transport = self.servers.get(&server).map(|serving| &*serving.transport);
+        let Some(Transport::VhostUser { server: own, .. }) = transport else { return };
+        if own.handles_for().is_none_or(|so_long| so_long < SILENT) {
+            return;
+        }
+        let of = self.exports.iter().filter(|one| one.server == server);
+        for (id, served) in of.filter_map(|one| Some((one.disk, self.disks.get(&one.disk)?))) {
+            if in_flight(served) == 0 {
+                left.front_end(id, served);
             }
         }
     }

@@ -41,7 +41,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ringtap_vbd::Disk;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -97,6 +97,8 @@ pub struct Server {
     residence: Option<Arc<dyn Residence>>,
     handover: Handover,
     told: Arc<Told>,
+    /// Since when a message is carried out.
+    handles: Mutex<Option<Instant>>,
     _mappings: Kept,
 }
 
@@ -105,7 +107,8 @@ impl Server {
     pub fn new(listener: UnixListener, vbd: Disk, options: Options) -> Server {
         let (requests, residence, vbd) = (Requests::default(), None, vbd.apart());
         let (handover, told, _mappings) = (Handover::default(), Arc::default(), Kept::new());
-        Server { listener, vbd, options, requests, residence, handover, told, _mappings }
+        let handles = Mutex::default();
+        Server { listener, vbd, options, requests, residence, handover, told, handles, _mappings }
     }
 
     /// The same, of a disk whose image may be elsewhere.
@@ -145,6 +148,23 @@ impl Server {
             }
         }
         Ok(())
+    }
+
+    /// How long a message of a front-end is being carried out: a file that it brings, to be mapped say, may lie where nobody answers.
+    pub fn handles_for(&self) -> Option<Duration> {
+        let since = *self.handles.lock().unwrap_or_else(PoisonError::into_inner);
+        since.map(|since| since.elapsed())
+    }
+
+    /// Carry out a message that is there.
+    fn handle(&self, handler: &mut Handler) -> io::Result<()> {
+        let note = |since| {
+            *self.handles.lock().unwrap_or_else(PoisonError::into_inner) = since;
+        };
+        note(Some(Instant::now()));
+        let handled = handler.handle_request().map_err(io::Error::other);
+        note(None);
+        handled
     }
 
     /// Requests that wait for room fail, and none waits from now on: it is about to end.
@@ -205,7 +225,7 @@ impl Server {
         let mut handler = BackendReqHandler::from_stream(socket, backend.clone());
         for message in told {
             relay.replay(&message)?;
-            handler.handle_request().map_err(io::Error::other)?;
+            self.handle(&mut handler)?;
             relay.drop_reply()?;
         }
         let served = relay.front_end().try_clone()?;
@@ -231,12 +251,14 @@ impl Server {
             if requests.is_some() {
                 self.requests.set(requests);
             }
-            let handled = handler.handle_request();
+            let handled = self.handle(&mut handler);
             relay.forward_reply(handled.is_ok(), stops)?;
-            handled.map_err(io::Error::other)?;
+            handled?;
         }
     }
 }
+
+type Handler = BackendReqHandler<Mutex<Backend>>;
 
 /// How a conversation has ended.
 enum Ended {
