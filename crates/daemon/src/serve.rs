@@ -27,6 +27,7 @@ use crate::signals::{Signalled, notify, notify_reloading, prepare_notify};
 use crate::stats::AllStats;
 use crate::stopping::{Left, close_all, wait_for_checks};
 use crate::threads::contained;
+use crate::tls::led_away;
 use crate::{Address, Config, ControlAt, Disk, Error, NbdTls, Sandbox, control, process, sandbox};
 
 /// Serve the disks until SIGTERM or SIGINT. Returns once every request taken has ended, the images
@@ -115,10 +116,10 @@ fn run(
     let ids: Vec<DiskId> = running.disks.keys().copied().collect();
     let wanted: Vec<_> = running.disks.iter().map(|(id, served)| (*id, &served.disk)).collect();
     let not_served = running.left_out.iter().map(|left| &left.disk);
-    let plan = Plan::bind(&running.config, &wanted, not_served)?;
     // What comes from the server before this one was accepted there, and is mounted: nobody answers who looks at it.
     let shown = running.disks.values().filter(|_| taking.is_none());
     shown.into_iter().try_for_each(Served::hides_none)?;
+    let plan = Plan::bind(&running.config, &wanted, not_served)?;
     let ways = running.config.control.iter().map(control::Way::prepare);
     let ways = ways.collect::<Result<Vec<_>, _>>()?;
     running.listening.extend(ways.iter().filter_map(control::Way::socket));
@@ -479,7 +480,11 @@ fn reload(running: &Running) {
     for credentials in running.credentials.iter().chain(named) {
         match credentials.reload() {
             Ok(()) => tracing::info!("new NBD clients meet the certificates that are there now"),
-            Err(error) => tracing::error!("those read before stay in use: {error}"),
+            Err(error) => {
+                let confined = running.config.sandbox != Sandbox::Off;
+                let why = led_away(&error, confined);
+                tracing::error!("those read before stay in use: {error}{why}");
+            }
         }
     }
     look_at_sizes(running, true);

@@ -1,8 +1,10 @@
 //! Which NBD sockets speak TLS, and with which certificates.
 
+use std::fs::File;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use ringtap_export::nbd::{Credentials, Tls};
+use ringtap_export::nbd::{Credentials, CredentialsError, Tls};
 
 use crate::{Address, Error};
 
@@ -80,6 +82,20 @@ impl NamedCredentials {
     pub(crate) fn of_client(folder: &Path) -> Result<Self, String> {
         ringtap_stores::check_certificates(folder)?;
         Ok(NamedCredentials { folder: folder.to_owned(), verify_peer: true, server: None })
+    }
+}
+
+/// What there is to add where a file that is to be read again may not be opened: a server that is confined reads what was there as it
+/// began, and links may lead elsewhere since.
+pub(crate) fn led_away(error: &CredentialsError, confined: bool) -> &'static str {
+    let CredentialsError::File { path, .. } = error else { return "" };
+    let opened = File::open(path).map_err(|error| error.kind());
+    match opened {
+        Err(ErrorKind::PermissionDenied) if confined => {
+            "; a confined server reads the folder that was named as it began, and no other to which a link leads: have links lead to \
+             what lies within it (..data), or have `ringtap upgrade` or a new start read the new ones"
+        }
+        _ => "",
     }
 }
 

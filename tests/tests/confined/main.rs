@@ -1,6 +1,7 @@
 //! Servers that are told nothing about a sandbox, and their brokers.
 
 mod keys;
+mod renewed;
 mod user;
 
 use std::fs::{self, File};
