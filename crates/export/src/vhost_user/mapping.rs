@@ -166,6 +166,31 @@ impl Drop for Counted {
     }
 }
 
+/// A mapping that no connection has, as of pages that a guest of Xen grants: it counts with what all connections take beyond their own.
+pub(crate) struct Other(&'static Mutex<Process>);
+
+impl Other {
+    pub(crate) fn take() -> Result<Other, Error> {
+        Other::of(&PROCESS)
+    }
+
+    fn of(all: &'static Mutex<Process>) -> Result<Other, Error> {
+        let mut process = locked(all);
+        process.limit = limit();
+        if process.common >= process.most_common() {
+            return Err(Error::Process { limit: process.limit, taken: process.common });
+        }
+        process.common += 1;
+        Ok(Other(all))
+    }
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        locked(self.0).common -= 1;
+    }
+}
+
 /// Memory of a front-end's file, shared with it. The file's descriptor is not kept.
 pub(crate) struct Mapping {
     base: NonNull<u8>,
@@ -318,6 +343,15 @@ mod tests {
         assert_eq!(most(0, 65_536), 49_152);
         assert_eq!(most(32, 65_536), 49_152 - 32 * OWN);
         assert_eq!(most(2000, 65_536), 0, "each has its own, and no more");
+        // Grants of a guest of Xen are taken of the same.
+        let common = limit() / 4 * 3 - OWN - 2;
+        let process = Process { servers: 1, common, common_bytes: 0, limit: 0 };
+        let process: &'static Mutex<Process> = Box::leak(Box::new(Mutex::new(process)));
+        let both = [Other::of(process), Other::of(process)].map(|one| one.expect("room"));
+        let text = Other::of(process).map(drop).expect_err("no more").to_string();
+        assert!(text.contains("vm.max_map_count"), "{text}");
+        drop(both);
+        assert_eq!(locked(process).common, common);
         // As all that may be taken is taken.
         let common = limit() / 4 * 3 - OWN;
         let process = Process { servers: 1, common, common_bytes: 0, limit: 0 };

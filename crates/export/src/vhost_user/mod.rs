@@ -14,7 +14,7 @@ mod handover;
 mod inflight;
 #[cfg(test)]
 mod limits_tests;
-mod mapping;
+pub(crate) mod mapping;
 mod memory;
 #[cfg(test)]
 mod migration_tests;

@@ -10,6 +10,7 @@ use rustix::fs::{Mode, OFlags, open};
 
 use super::ioctl::{ioctl, number};
 use super::pages::Pages;
+use crate::vhost_user::mapping::Other;
 
 const DEVICE: &str = "/dev/xen/gntdev";
 
@@ -113,12 +114,13 @@ impl Foreign for Gntdev {
     }
 
     fn map(&self, grants: &[u32]) -> io::Result<Pages> {
+        let counted = Other::take().map_err(io::Error::other)?;
         // Count, then where the driver puts the index, then domain and reference of each.
         let mut argument = vec![grants.len() as u64, 0];
         let reference = |grant: &u32| u64::from(self.domain) | u64::from(*grant) << 32;
         argument.extend(grants.iter().map(reference));
         ioctl(&self.device, MAP, argument.as_mut_ptr())?;
-        Pages::granted(self.device.clone(), argument[1], grants.len())
+        Pages::granted(self.device.clone(), argument[1], grants.len(), counted)
     }
 
     unsafe fn copy(&self, copies: &mut [Copy]) -> io::Result<()> {

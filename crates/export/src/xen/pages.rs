@@ -10,6 +10,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use super::ioctl::forget;
 use super::wire::PAGE;
+use crate::vhost_user::mapping::Other;
 
 /// Pages of a frontend, one after the other in this process. It may change them at any time.
 pub(crate) struct Pages {
@@ -17,6 +18,8 @@ pub(crate) struct Pages {
     count: usize,
     /// The device and place they were mapped from, where they are granted.
     grants: Option<(Arc<OwnedFd>, u64)>,
+    /// What is granted counts among the mappings of this process.
+    _counted: Option<Other>,
 }
 
 // SAFETY: the mapping belongs to no thread, and its words are atomics.
@@ -24,7 +27,12 @@ unsafe impl Send for Pages {}
 
 impl Pages {
     /// Map granted pages that the device has noted at `index`.
-    pub(crate) fn granted(device: Arc<OwnedFd>, index: u64, count: usize) -> io::Result<Pages> {
+    pub(crate) fn granted(
+        device: Arc<OwnedFd>,
+        index: u64,
+        count: usize,
+        counted: Other,
+    ) -> io::Result<Pages> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::SHARED;
         // SAFETY: a new mapping, at an address of the kernel's choice.
@@ -33,7 +41,8 @@ impl Pages {
         match base {
             Ok(base) => {
                 let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-                Ok(Pages { base, count, grants: Some((device, index)) })
+                let (grants, _counted) = (Some((device, index)), Some(counted));
+                Ok(Pages { base, count, grants, _counted })
             }
             Err(error) => {
                 forget(&device, index, count);
@@ -49,7 +58,7 @@ impl Pages {
         // SAFETY: as in `granted`.
         let base = unsafe { mmap(ptr::null_mut(), count * PAGE, protection, flags, file, offset)? };
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Pages { base, count, grants: None })
+        Ok(Pages { base, count, grants: None, _counted: None })
     }
 
     /// How many.
