@@ -47,6 +47,8 @@ pub(crate) struct Pending {
     pub(crate) nbd: bool,
     /// The one that the server before this one had.
     pub(crate) nbd_comes: Option<NbdComes>,
+    /// Its new clients wait until the exports are there that it had, while that is so.
+    pub(crate) nbd_waits: Option<Vec<ringtap_export::nbd::NewOnesWait>>,
     /// Each by what it does.
     pub(crate) threads: Vec<(String, JoinHandle<()>)>,
     /// Those that look at images while they are served.

@@ -233,10 +233,13 @@ fn begin_to_keep(
     ids: &[DiskId],
 ) -> Result<Vec<String>, Error> {
     let mut wrong = vec![];
+    // Who comes before its export is there would be told that there is none of that name.
+    running.pending.nbd_waits = Some(vec![]);
     running.nbd_goes_on();
     for id in ids {
         wrong.extend(control::replay(running, inbox, *id));
     }
+    running.pending.nbd_waits = None;
     let Some(folder) = running.config.folder.clone() else { return Ok(wrong) };
     wrong.iter().for_each(|why| tracing::error!("not shown: {why}"));
     if folder.keep {

@@ -205,7 +205,11 @@ impl Running {
             .with_tls(tls);
         let all: Vec<String> = places.iter().map(|(place, _)| place.to_string()).collect();
         handover::sessions(&all).into_iter().for_each(|one| server.adopt(one));
-        let transport = Transport::Nbd { addresses, places, server: Arc::new(server), keeps_open };
+        let server = Arc::new(server);
+        if let Some(waits) = &mut self.pending.nbd_waits {
+            waits.push(server.have_new_ones_wait());
+        }
+        let transport = Transport::Nbd { addresses, places, server, keeps_open };
         let (transport, stop, id) = (Arc::new(transport), new_stop()?, self.next_server());
         let thread = self.start_thread(id, &transport, &stop, lone.clone())?;
         let serving = Serving::new(transport, stop, thread, keeps_open, files, lone);
