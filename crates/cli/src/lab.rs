@@ -27,9 +27,9 @@ pub(crate) fn report(args: &ReportArgs) -> anyhow::Result<ExitCode> {
     start("report", &args.words)
 }
 
-/// Become `ringtap-lab compare`. Exit status 1 would say that images differ.
+/// Become `ringtap-lab compare`.
 pub(crate) fn compare(words: &[OsString]) -> anyhow::Result<ExitCode> {
-    start("compare", words).map_err(|error| Usage(format!("{error:#}")).into())
+    start("compare", words)
 }
 
 /// Where the lab is not, what is said of that.
@@ -37,16 +37,19 @@ pub(crate) fn missing() -> Option<&'static str> {
     program().is_none().then_some(NOT_HERE)
 }
 
+/// Become the lab. Where it does not start both verbs end with 2: `compare` says by 1 that images differ.
 fn start(verb: &str, words: &[OsString]) -> anyhow::Result<ExitCode> {
     let own = std::env::current_exe().ok();
-    let Some(program) = program() else { anyhow::bail!("ringtap {verb}: {NOT_HERE}") };
+    let Some(program) = program() else {
+        return Err(Usage(format!("ringtap {verb}: {NOT_HERE}")).into());
+    };
     let mut command = Command::new(&program);
     command.arg(verb).args(words);
     if let Some(own) = own.filter(|_| std::env::var_os("RINGTAP").is_none()) {
         command.env("RINGTAP", own);
     }
     let error = command.exec();
-    anyhow::bail!("ringtap {verb}: cannot start {}: {error}", program.display())
+    Err(Usage(format!("ringtap {verb}: cannot start {}: {error}", program.display())).into())
 }
 
 /// The one beside this program, else that of PATH.

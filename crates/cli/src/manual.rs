@@ -55,16 +55,28 @@ fn sections(command: &str) -> &'static [Section] {
         "rebase" => rebase::SECTIONS,
         "detach" => detach::SECTIONS,
         "compare" => compare::SECTIONS,
-        "report" => &[(
-            "Examples",
-            &[
-                (
-                    "ringtap report ringtap-runs/2026-11-21T21-30-00",
-                    "the tables and the page of a run",
-                ),
-                ("ringtap-lab report --help", "runs merged, or held against another, for CI too"),
-            ],
-        )],
+        "report" => &[
+            (
+                "Examples",
+                &[
+                    (
+                        "ringtap report ringtap-runs/2026-11-21T21-30-00",
+                        "the tables and the page of a run",
+                    ),
+                    (
+                        "ringtap-lab report --help",
+                        "runs merged, or held against another, for CI too",
+                    ),
+                ],
+            ),
+            (
+                "Exit status",
+                &[
+                    ("2", "the lab is not installed, or the command line makes no sense"),
+                    ("others", "those of ringtap-lab report; its help has them"),
+                ],
+            ),
+        ],
         "list" => &[
             (
                 "Examples",
