@@ -1,12 +1,16 @@
 //! Ways of serving a disk that the user adds: a disk that is there already, or a server that the lab starts on its own
 //! disk. `ringtap compare --device`, `--image`, `--nbd-uri`, `--vhost-user`, `--qemu`, and `--catalogue FILE`.
 
+mod arguments;
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
 
 use ringtap_guest::{Aio, Cache, Drive};
 use serde::{Deserialize, Serialize};
+
+use arguments::{may_be_read_only, qemu_words, read_only, words};
 
 use super::ringtap::{READY, nbd_access};
 use super::{Access, Backend, Context, Entry, Reach, Served, vm};
@@ -147,7 +151,7 @@ impl Own {
             }
             Way::Qemu(text) => {
                 qemu_words(&text, "d0")?;
-                if !self.overwrite && !may_be_read_only(&text) {
+                if !self.overwrite && !may_be_read_only(&text)? {
                     return refuse(format!(
                         "QEMU would open {text:?} for writing, and its disk is only to be read: write read-only=on there, or give \
                          --overwrite if nothing on it is needed"
@@ -227,43 +231,6 @@ fn bytes_of(path: &Path) -> Result<u64> {
     file.seek(SeekFrom::End(0)).map_err(Error::file("find the size of", path))
 }
 
-fn words(line: &str) -> Result<Vec<String>> {
-    shlex::split(line).filter(|words| !words.is_empty()).ok_or_else(|| {
-        Error::Plan(format!("{line:?} is no command: a quote is not closed, or it is empty"))
-    })
-}
-
-/// The arguments that define the drive `id`.
-fn qemu_words(text: &str, id: &str) -> Result<Vec<String>> {
-    if !text.trim_start().starts_with('-') {
-        return Ok(vec!["-drive".into(), format!("if=none,id={id},{text}")]);
-    }
-    if !text.contains("{id}") {
-        return Err(Error::Plan(format!(
-            "--qemu {text:?} names no {{id}}: write -drive if=none,id={{id}},file=…, or only the options of -drive"
-        )));
-    }
-    Ok(words(text)?.into_iter().map(|word| word.replace("{id}", id)).collect())
-}
-
-/// Whether QEMU's arguments open their disk for reading alone; None where they say neither.
-fn read_only(text: &str) -> Option<bool> {
-    let json: String = text.chars().filter(|c| !c.is_whitespace()).collect();
-    if let Some((_, value)) = json.split_once("\"read-only\":") {
-        return Some(value.starts_with("true"));
-    }
-    // A doubled comma is one in a file's name.
-    let text = text.replace(",,", "");
-    let mut values = text.split([',', ' ', '\'', '"']).filter_map(|word| word.split_once('='));
-    let value = values.rfind(|(key, _)| ["readonly", "read-only"].contains(key))?.1;
-    Some(["on", "true", "yes"].contains(&value))
-}
-
-/// Whether they do, or can be made to: to the options of `-drive` alone one more can be added.
-fn may_be_read_only(text: &str) -> bool {
-    read_only(text).unwrap_or(!text.trim_start().starts_with('-'))
-}
-
 /// The UNIX socket of an NBD URI.
 fn socket_of(uri: &str) -> Option<PathBuf> {
     let (_, query) = uri.strip_prefix("nbd+unix://")?.split_once('?')?;
@@ -318,7 +285,7 @@ impl Backend for Added {
             Way::Qemu(text) => {
                 // The guest gives it its place.
                 let mut text = text.clone();
-                if !self.0.overwrite && read_only(&text).is_none() {
+                if !self.0.overwrite && read_only(&text)?.is_none() {
                     text += ",read-only=on";
                 }
                 let words = qemu_words(&text, "{id}")?;
@@ -523,7 +490,10 @@ mod tests {
             file,
             "file=/x,readonly=off",
             "-drive if=none,id={id},file=/x,,readonly=on",
-            "-blockdev {\"node-name\":\"{id}\", \"read-only\": false}",
+            "-drive if=none,id={id},file=/x -drive if=none,id=other,file=/y,read-only=on",
+            "-drive if=none,id={id},file=/x,read-only=on -blockdev driver=raw,node-name={id},file=f",
+            "-blockdev '{\"node-name\":\"{id}\", \"read-only\": false}'",
+            "-blockdev '{\"file\": {\"filename\": \"/x\", \"read-only\": true}, \"node-name\": \"{id}\"}'",
         ] {
             let error = own(text, false).check(1).expect_err(text).to_string();
             assert!(error.contains("read-only=on") && error.contains("--overwrite"), "{error}");
@@ -531,9 +501,20 @@ mod tests {
         }
         for text in [
             "-drive if=none,id={id},file=/x,read-only=on",
-            "-blockdev {\"node-name\":\"{id}\", \"read-only\": true}",
+            "-blockdev driver=file,filename=/x,node-name=f --blockdev driver=raw,file=f,node-name={id},read-only=on",
+            "-blockdev '{\"node-name\":\"{id}\", \"read-only\": true}'",
+            "-blockdev '{\"file\": {\"filename\": \"/x\", \"read-only\": false}, \"read-only\" : true, \"node-name\": \"{id}\"}'",
         ] {
             assert!(own(text, false).check(1).is_ok(), "{text}");
+        }
+        // What QEMU would not read either.
+        for text in [
+            "-blockdev {\"node-name\":\"{id}\",\"read-only\":true}",
+            "-blockdev '{\"node-name\":\"{id}\",\"read-only\":\"true\"}'",
+            "-blockdev '{\"node-name\":\"{id}\",\"read-only\":true,\"read-only\":false}'",
+        ] {
+            let error = own(text, false).check(1).expect_err(text).to_string();
+            assert!(error.contains("no JSON object of a node"), "{error}");
         }
         // An image and a device are given to QEMU by the lab.
         let drive = |only_read| match in_guest(Access::File("/x".into()), only_read) {
@@ -545,19 +526,5 @@ mod tests {
         let image = Own { image: Some("/x".into()), ..Own::named("x".into()) };
         let only_read = |own: &Own| Added(own.clone(), own.way().unwrap()).only_read();
         assert!(only_read(&image) && !only_read(&Own { overwrite: true, ..image }));
-    }
-
-    #[test]
-    fn qemus_arguments() {
-        assert_eq!(
-            qemu_words("file=/x,cache=none", "d3").unwrap(),
-            ["-drive", "if=none,id=d3,file=/x,cache=none"]
-        );
-        let whole = "-blockdev driver=file,filename='/a b',node-name={id}";
-        assert_eq!(
-            qemu_words(whole, "d1").unwrap(),
-            ["-blockdev", "driver=file,filename=/a b,node-name=d1"]
-        );
-        assert!(qemu_words("-drive file=/x", "d1").is_err());
     }
 }
