@@ -79,9 +79,7 @@ pub const RECORD: &str = "run.json";
 /// The file with its samples.
 pub const SAMPLES: &str = "samples.jsonl";
 
-/// A file that holds room for the last `run.json`, which says how a run ended: on a disk that is full, too.
-const SPARE: &str = "spare";
-/// More than any `run.json` has.
+/// Held back for the last `run.json`, which says how a run ended, on a disk that is full, too: more than any has.
 const SPARE_BYTES: usize = 256 << 10;
 
 /// The schema of `run.json` and `samples.jsonl` that this lab writes. It rises whenever a lab of before could not read, or
@@ -129,6 +127,8 @@ pub struct Record {
 pub struct Folder {
     path: PathBuf,
     samples: File,
+    /// Room for the last `run.json`: a file without a name, so that a lab that is killed leaves none.
+    spare: Option<File>,
 }
 
 impl Folder {
@@ -146,9 +146,12 @@ impl Folder {
                     _ => Error::file("create", &file)(e),
                 }
             })?;
-        let spare = path.join(SPARE);
-        fs::write(&spare, vec![0; SPARE_BYTES]).map_err(Error::file("write", &spare))?;
-        Ok(Folder { path: path.to_owned(), samples })
+        let spare = tempfile::tempfile_in(path).and_then(|mut spare| {
+            spare.write_all(&vec![0; SPARE_BYTES])?;
+            Ok(spare)
+        });
+        let spare = Some(spare.map_err(Error::file("hold back room in", path))?);
+        Ok(Folder { path: path.to_owned(), samples, spare })
     }
 
     /// Where it is.
@@ -170,18 +173,12 @@ impl Folder {
     }
 
     /// Writes `run.json` anew; a reader sees the old one or the new one.
-    pub fn write_record(&self, record: &Record) -> Result<()> {
+    pub fn write_record(&mut self, record: &Record) -> Result<()> {
         let text = serde_json::to_string_pretty(record).map_err(|e| Error::Plan(e.to_string()))?;
         if record.state != State::Running {
-            let _ = fs::remove_file(self.path.join(SPARE));
+            self.spare = None;
         }
         replace(&self.path.join(RECORD), &(text + "\n"))
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_file(self.path.join(SPARE));
     }
 }
 

@@ -60,7 +60,7 @@ pub fn run(plan: &Plan, env: &Env, out: &Path, stop: &Stop) -> Result<Ended> {
     let checks = arms.iter().map(|(stage, arms)| stage::room_of_check(*stage, arms));
     let room = checks.max().unwrap_or(0).max(disks);
     let scratch = Scratch::create(&plan.dir, room)?;
-    let folder = Folder::create(out)?;
+    let mut folder = Folder::create(out)?;
     let record = Record {
         schema: folder::SCHEMA,
         lab: env!("CARGO_PKG_VERSION").into(),
@@ -110,8 +110,9 @@ pub fn run(plan: &Plan, env: &Env, out: &Path, stop: &Stop) -> Result<Ended> {
     };
     let result = rounds(&mut runner).map_err(|error| runner.full(&error).unwrap_or(error));
     // The disks go first: the rest may need their room.
-    let Runner { mut record, folder, scratch, mut progress, samples, failures, written, .. } =
-        runner;
+    let Runner {
+        mut record, mut folder, scratch, mut progress, samples, failures, written, ..
+    } = runner;
     drop(scratch);
     record.written = Some(written.get());
     record.ended = Some(jiff::Zoned::now().strftime("%Y-%m-%dT%H:%M:%S%:z").to_string());
