@@ -120,7 +120,8 @@ impl Monitor {
         let log_too = log.try_clone().map_err(io("write", &console))?;
         command.stdin(Stdio::from(stdin)).stdout(log).stderr(log_too);
         let mut start = || Group::spawn(command);
-        let process = if one_processor { on_one(start) } else { start() }?;
+        let started = if one_processor { on_one(start) } else { start() };
+        let process = started.map_err(io("start", command.get_program()))?;
         Ok(Monitor { process, console, files })
     }
 }

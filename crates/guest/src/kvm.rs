@@ -96,13 +96,14 @@ fn probe(kernel: &Path, memo: &Path) -> Result<bool> {
     let dir = RunDir::new()?;
     let console = dir.path().join("console");
     let log = fs::File::create(&console).map_err(io("make", &console))?;
-    let mut command = Command::new(find_program(PROGRAM, PACKAGE)?);
+    let program = find_program(PROGRAM, PACKAGE)?;
+    let mut command = Command::new(&program);
     command.args(["-accel", "kvm", "-cpu", "host", "-nodefaults", "-no-user-config", "-m", "256M"]);
     command.args(["-display", "none", "-monitor", "none", "-no-reboot", "-serial", "stdio"]);
     command.args(["-kernel", &link(dir.path(), "kernel", kernel)?]);
     command.args(["-append", "console=ttyS0 panic=-1"]);
     command.stdin(Stdio::null()).stdout(log).stderr(Stdio::null());
-    let mut group = Group::spawn(&mut command)?;
+    let mut group = Group::spawn(&mut command).map_err(io("start", &program))?;
     let ended = group.wait(GIVEN).is_some();
     group.kill();
     let text = fs::read(&console).map_err(io("read", &console))?;

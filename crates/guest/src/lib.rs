@@ -90,7 +90,7 @@ mod kvm;
 mod migrate;
 mod modules;
 mod pc;
-mod process;
+pub mod process;
 mod processor;
 mod qemu;
 mod rundir;

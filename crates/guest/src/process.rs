@@ -1,77 +1,112 @@
-//! Processes of the host that never outlive who started them.
+//! Programs of this machine, each in a process group of its own that does not outlive who started it: the guests' monitors and
+//! tools here, and all that the lab runs.
 
 use std::fs;
-use std::io::Read;
+use std::io::{self, Read};
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
+use rustix::process::{
+    Pid, Signal, WaitOptions, kill_process_group, test_kill_process_group, waitpgid,
+};
 
-use crate::error::{Error, Result, io, tail};
+use crate::error::{Error, Result, io as failed, tail};
 
-/// A child in a process group of its own; the whole group is killed when this is dropped.
+/// How often who waits looks again.
+const TICK: Duration = Duration::from_millis(5);
+/// How long what was killed may take to be gone: a busy machine delays it, and who waits for a disk whose server is dead ends
+/// when that disk does.
+const GONE: Duration = Duration::from_secs(20);
+
+/// A child that leads a process group of its own; the whole group is killed when this is dropped.
 #[derive(Debug)]
-pub(crate) struct Group {
+pub struct Group {
     child: Child,
     ended: Option<ExitStatus>,
+    killed: bool,
 }
 
 impl Group {
     /// Starts the command as the leader of a new group.
-    pub(crate) fn spawn(command: &mut Command) -> Result<Self> {
-        let program = PathBuf::from(command.get_program());
-        let child = command.process_group(0).spawn().map_err(io("start", program))?;
-        Ok(Self { child, ended: None })
+    ///
+    /// # Errors
+    /// What the system says of a program that does not start.
+    pub fn spawn(command: &mut Command) -> io::Result<Group> {
+        let child = command.process_group(0).spawn()?;
+        Ok(Group { child, ended: None, killed: false })
     }
 
-    pub(crate) fn id(&self) -> u32 {
+    /// The leader's process id, which is the group's.
+    pub fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// How the leader ended, if it has.
-    pub(crate) fn ended(&mut self) -> Option<ExitStatus> {
+    /// The leader's stdin, where that is a pipe and was not taken yet.
+    pub fn stdin(&mut self) -> Option<ChildStdin> {
+        self.child.stdin.take()
+    }
+
+    /// The leader's stdout, likewise.
+    pub fn stdout(&mut self) -> Option<ChildStdout> {
+        self.child.stdout.take()
+    }
+
+    /// How the leader ended, if it has. What it left of its group is killed then.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
         if self.ended.is_none() {
             self.ended = self.child.try_wait().ok().flatten();
+            if self.ended.is_some() {
+                // The group's id stays taken while a member lives, and is a stranger's some time after the last one.
+                self.signal(Signal::KILL);
+            }
         }
         self.ended
     }
 
     /// Waits for the leader to end by itself.
-    pub(crate) fn wait(&mut self, timeout: Duration) -> Option<ExitStatus> {
-        let end = Instant::now() + timeout;
+    pub fn wait(&mut self, limit: Duration) -> Option<ExitStatus> {
+        let until = Instant::now() + limit;
         loop {
-            if let Some(status) = self.ended() {
-                return Some(status);
+            if self.ended().is_some() || Instant::now() >= until {
+                return self.ended;
             }
-            if Instant::now() >= end {
-                return None;
-            }
-            thread::sleep(Duration::from_millis(5));
+            thread::sleep(TICK);
         }
     }
 
-    /// Kills every process of the group and waits until none is left.
-    pub(crate) fn kill(&mut self) {
-        let Some(group) = Pid::from_raw(self.child.id() as i32) else { return };
-        // The group's id stays taken while a member lives, so this cannot hit a stranger as long
-        // as the leader has not been reaped; after that only while members are left.
-        let _ = kill_process_group(group, Signal::KILL);
-        if self.ended.is_none() {
-            self.ended = self.child.wait().ok();
+    /// Asks every process of the group to end (SIGTERM).
+    pub fn terminate(&mut self) {
+        if self.ended().is_none() {
+            self.signal(Signal::TERM);
         }
-        // Orphans are gone when init has reaped them, which a busy machine delays.
-        let end = Instant::now() + Duration::from_secs(20);
-        while test_kill_process_group(group).is_ok() && Instant::now() < end {
-            let _ = kill_process_group(group, Signal::KILL);
-            thread::sleep(Duration::from_millis(2));
+    }
+
+    /// Kills every process of the group and waits until none is left, though not for ever; says whether the leader is gone.
+    pub fn kill(&mut self) -> bool {
+        if !self.killed {
+            self.killed = true;
+            if self.ended().is_none() {
+                self.signal(Signal::KILL);
+            }
+            let until = Instant::now() + GONE;
+            self.wait(GONE);
+            // Orphans are gone when init has reaped them, or this process, where they are its own.
+            while let Some(group) = self.group().filter(|_| Instant::now() < until) {
+                let _ = waitpgid(group, WaitOptions::NOHANG);
+                if test_kill_process_group(group).is_err() {
+                    break;
+                }
+                thread::sleep(TICK);
+            }
         }
+        self.ended().is_some()
     }
 
     /// User and system time of all live processes of the group and of the children they waited for.
-    pub(crate) fn cpu_time(&self) -> Duration {
+    pub fn cpu_time(&self) -> Duration {
         let group = self.child.id().to_string();
         let ticks: u64 = fs::read_dir("/proc")
             .into_iter()
@@ -81,6 +116,17 @@ impl Group {
             .filter_map(|stat| group_ticks(&stat, &group))
             .sum();
         Duration::from_secs_f64(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
+    }
+
+    fn group(&self) -> Option<Pid> {
+        i32::try_from(self.child.id()).ok().and_then(Pid::from_raw)
+    }
+
+    fn signal(&self, signal: Signal) {
+        if let Some(group) = self.group() {
+            // Fails where nobody is left.
+            let _ = kill_process_group(group, signal);
+        }
     }
 }
 
@@ -101,25 +147,59 @@ fn group_ticks(stat: &str, group: &str) -> Option<u64> {
     times.map(|f| f.parse::<u64>().ok()).sum()
 }
 
-/// Runs a program of the host to its end; its stdout, or an error with its stderr.
-pub(crate) fn run_tool(command: &mut Command, timeout: Duration) -> Result<Vec<u8>> {
+/// Why a program that was run is at its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// It ended by itself.
+    Itself(ExitStatus),
+    /// It was killed when its time was over.
+    Late,
+    /// It was killed because that was wished.
+    Stopped,
+}
+
+/// A program that was run to its end.
+#[derive(Debug)]
+pub struct Ran {
+    /// How it came to it.
+    pub end: End,
+    /// What it printed to stdout; nothing where it could not be killed.
+    pub stdout: Vec<u8>,
+    /// The same of stderr.
+    pub stderr: Vec<u8>,
+}
+
+/// Runs a program to its end, without input. It is killed when `limit` is over, or when `stop` says so.
+///
+/// # Errors
+/// What the system says of a program that does not start.
+pub fn run(command: &mut Command, limit: Duration, stop: impl Fn() -> bool) -> io::Result<Ran> {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let line = format!("{command:?}").replace('"', "");
     let mut group = Group::spawn(command)?;
-    let out = read_all(group.child.stdout.take());
-    let err = read_all(group.child.stderr.take());
-    let status = group.wait(timeout);
-    if status.is_none() {
-        group.kill();
-    }
-    let stdout = out.join().unwrap_or_default();
-    let stderr = String::from_utf8_lossy(&err.join().unwrap_or_default()).into_owned();
-    let outcome = match status {
-        Some(status) if status.success() => return Ok(stdout),
-        Some(status) => format!("ended with {status}"),
-        None => format!("did not end within {} s", timeout.as_secs_f32()),
+    let stdout = read_all(group.child.stdout.take());
+    let stderr = read_all(group.child.stderr.take());
+    let until = Instant::now() + limit;
+    let end = loop {
+        if let Some(status) = group.ended() {
+            break End::Itself(status);
+        }
+        if stop() {
+            break End::Stopped;
+        }
+        if Instant::now() >= until {
+            break End::Late;
+        }
+        thread::sleep(TICK);
     };
-    Err(Error::Tool { command: line, outcome, stderr: tail(&stderr, 5) })
+    // What cannot be killed keeps its pipes open.
+    Ok(match group.kill() {
+        true => Ran {
+            end,
+            stdout: stdout.join().unwrap_or_default(),
+            stderr: stderr.join().unwrap_or_default(),
+        },
+        false => Ran { end, stdout: Vec::new(), stderr: Vec::new() },
+    })
 }
 
 fn read_all<R: Read + Send + 'static>(from: Option<R>) -> thread::JoinHandle<Vec<u8>> {
@@ -133,27 +213,42 @@ fn read_all<R: Read + Send + 'static>(from: Option<R>) -> thread::JoinHandle<Vec
     })
 }
 
-/// Finds a program of the host as the shell of root would.
+/// Runs a program of the host to its end; its stdout, or an error with its stderr.
+pub(crate) fn run_tool(command: &mut Command, limit: Duration) -> Result<Vec<u8>> {
+    let line = format!("{command:?}").replace('"', "");
+    let program = PathBuf::from(command.get_program());
+    let ran = run(command, limit, || false).map_err(failed("start", program))?;
+    let outcome = match ran.end {
+        End::Itself(status) if status.success() => return Ok(ran.stdout),
+        End::Itself(status) => format!("ended with {status}"),
+        End::Late | End::Stopped => format!("did not end within {} s", limit.as_secs_f32()),
+    };
+    let stderr = tail(&String::from_utf8_lossy(&ran.stderr), 5);
+    Err(Error::Tool { command: line, outcome, stderr })
+}
+
+/// The file of a program, as the shell of root finds it by PATH.
+pub fn find(program: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let named = std::env::split_paths(&path).filter(|dir| !dir.as_os_str().is_empty());
+    in_one_of(named.chain(["/usr/sbin", "/sbin", "/usr/local/sbin"].map(PathBuf::from)), program)
+}
+
+fn in_one_of(folders: impl IntoIterator<Item = PathBuf>, program: &str) -> Option<PathBuf> {
+    folders.into_iter().map(|folder| folder.join(program)).find(|file| file.is_file())
+}
+
+/// Finds a program of the host, whatever PATH says.
 ///
 /// # Errors
 /// [`Error::Missing`] that names the Debian package.
 pub(crate) fn find_program(name: &str, package: &str) -> Result<PathBuf> {
-    let named = Path::new(name);
-    if named.is_absolute() && named.is_file() {
-        return Ok(named.to_path_buf());
-    }
-    let path = std::env::var("PATH").unwrap_or_default();
-    let looked = format!("{path}:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
-    looked
-        .split(':')
-        .filter(|dir| !dir.is_empty())
-        .map(|dir| Path::new(dir).join(name))
-        .find(|path| path.is_file())
-        .ok_or_else(|| Error::Missing {
-            what: format!("the program {name}"),
-            looked: "PATH".into(),
-            remedy: format!("`apt-get install {package}` brings it"),
-        })
+    let usual = ["/usr/local/bin", "/usr/bin", "/bin"].map(PathBuf::from);
+    find(name).or_else(|| in_one_of(usual, name)).ok_or_else(|| Error::Missing {
+        what: format!("the program {name}"),
+        looked: "PATH".into(),
+        remedy: format!("`apt-get install {package}` brings it"),
+    })
 }
 
 /// The Debian package that brings a program a guest commonly runs.
@@ -187,6 +282,26 @@ mod tests {
         assert!(test_kill_process_group(pid).is_ok());
         group.kill();
         assert!(test_kill_process_group(pid).is_err());
+    }
+
+    #[test]
+    fn what_a_leader_leaves_of_its_group_goes_with_it() {
+        let mut group = Group::spawn(Command::new("sh").args(["-c", "sleep 77 & exit 3"])).unwrap();
+        let pid = Pid::from_raw(group.id() as i32).unwrap();
+        let status = group.wait(Duration::from_secs(60)).expect("it ends at once");
+        assert_eq!(status.code(), Some(3));
+        assert!(group.kill() && test_kill_process_group(pid).is_err());
+    }
+
+    #[test]
+    fn a_program_that_is_to_stop_is_killed_and_heard() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo began; echo why >&2; sleep 77"]);
+        let begun = Instant::now();
+        let after = || begun.elapsed() > Duration::from_secs(1);
+        let ran = run(&mut command, Duration::from_secs(60), after).unwrap();
+        assert_eq!(ran.end, End::Stopped);
+        assert_eq!((&*ran.stdout, &*ran.stderr), (&b"began\n"[..], &b"why\n"[..]));
     }
 
     #[test]

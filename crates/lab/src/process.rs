@@ -10,93 +10,40 @@ use std::io::{Read, Seek, SeekFrom};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
+use std::process::{ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process_group};
+use ringtap_guest::process::{self, End};
+use rustix::process::Signal;
 
 use crate::cost;
 use crate::error::{Error, Result};
 use crate::stop::Stop;
 
+pub use ringtap_guest::process::{Group, find};
+
 /// How often a waiting lab looks again.
 const TICK: Duration = Duration::from_millis(5);
-/// How long a server may take to end after SIGTERM before it is killed, and what was killed to be gone.
+/// How long a server may take to end after SIGTERM before it is killed.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// A child that is killed with all its group when it is dropped.
-#[derive(Debug)]
-pub struct Group {
-    name: String,
-    child: Child,
-    killed: bool,
+/// Starts `command` in a process group of its own.
+pub fn spawn(mut command: Command) -> Result<Group> {
+    prepare(&mut command);
+    Group::spawn(&mut command).map_err(|error| not_started(&command, &error))
 }
 
-impl Group {
-    /// Starts `command` in a process group of its own.
-    pub fn spawn(mut command: Command) -> Result<Group> {
-        let name = name_of(command.get_program());
-        // What programs print is read as they print it untranslated.
-        command.process_group(0).env("LC_ALL", "C");
-        die_with_parent(&mut command);
-        let child = command.spawn().map_err(|e| Error::Program {
-            program: name.clone(),
-            what: format!("cannot be started: {e}"),
-            said: String::new(),
-        })?;
-        Ok(Group { name, child, killed: false })
-    }
-
-    /// The process's id.
-    pub fn pid(&self) -> u32 {
-        self.child.id()
-    }
-
-    /// Its stdin, where that is a pipe and was not taken yet.
-    pub fn stdin(&mut self) -> Option<ChildStdin> {
-        self.child.stdin.take()
-    }
-
-    fn signal(&self, signal: Signal) {
-        if let Some(pid) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) {
-            // Fails only when the group is gone already.
-            let _ = kill_process_group(pid, signal);
-        }
-    }
-
-    /// The exit status once the process has ended.
-    pub fn ended(&mut self) -> Option<ExitStatus> {
-        self.child.try_wait().ok().flatten()
-    }
-
-    /// Waits for the end, for at most `limit`.
-    pub fn wait(&mut self, limit: Duration) -> Option<ExitStatus> {
-        let until = Instant::now() + limit;
-        loop {
-            if let Some(status) = self.ended() {
-                return Some(status);
-            }
-            if Instant::now() >= until {
-                return None;
-            }
-            std::thread::sleep(TICK);
-        }
-    }
-
-    /// Kills it, and says whether it is gone: who waits for a disk whose server is dead ends when that disk does.
-    fn kill(&mut self) -> bool {
-        if self.killed || self.ended().is_some() {
-            return self.ended().is_some();
-        }
-        self.killed = true;
-        self.signal(Signal::KILL);
-        self.wait(GRACE).is_some()
-    }
+/// What programs print is read as they print it untranslated; and none outlives the lab.
+fn prepare(command: &mut Command) {
+    command.env("LC_ALL", "C");
+    die_with_parent(command);
 }
 
-impl Drop for Group {
-    fn drop(&mut self) {
-        self.kill();
+fn not_started(command: &Command, error: &std::io::Error) -> Error {
+    Error::Program {
+        program: name_of(command.get_program()),
+        what: format!("cannot be started: {error}"),
+        said: String::new(),
     }
 }
 
@@ -115,6 +62,7 @@ fn die_with_parent(command: &mut Command) {
 /// file of the run's folder.
 #[derive(Debug)]
 pub struct Server {
+    name: String,
     group: Group,
     log: PathBuf,
     log_from: u64,
@@ -131,7 +79,7 @@ impl Server {
     /// The same, and the pipe that it prints to.
     pub fn start_piped(command: Command, log: &Path) -> Result<(Server, ChildStdout)> {
         let mut server = Server::with_stdout(command, log, Stdio::piped())?;
-        match server.group.child.stdout.take() {
+        match server.group.stdout() {
             Some(pipe) => Ok((server, pipe)),
             None => Err(server.failed("has no pipe to print to".into())),
         }
@@ -144,14 +92,14 @@ impl Server {
             .open(log)
             .map_err(Error::file("open", log))?;
         let log_from = file.metadata().map(|m| m.len()).unwrap_or(0);
-        let command_line = command_line(&command);
+        let (name, command_line) = (name_of(command.get_program()), command_line(&command));
         command.stdin(Stdio::null()).stdout(stdout).stderr(file);
-        Ok(Server { group: Group::spawn(command)?, log: log.to_owned(), log_from, command_line })
+        Ok(Server { name, group: spawn(command)?, log: log.to_owned(), log_from, command_line })
     }
 
     /// The server's process id.
     pub fn pid(&self) -> u32 {
-        self.group.pid()
+        self.group.id()
     }
 
     /// CPU seconds used so far by the server and its children.
@@ -225,7 +173,7 @@ impl Server {
 
     /// Whether it ended when it was asked to; it is gone in any case.
     fn end(&mut self) -> bool {
-        self.group.signal(Signal::TERM);
+        self.group.terminate();
         let ended = self.group.wait(GRACE).is_some();
         self.group.kill();
         ended
@@ -244,7 +192,7 @@ impl Server {
     }
 
     fn failed(&self, what: String) -> Error {
-        Error::Program { program: self.group.name.clone(), what, said: self.said() }
+        Error::Program { program: self.name.clone(), what, said: self.said() }
     }
 }
 
@@ -270,38 +218,19 @@ pub struct Output {
 /// quotes stderr; Ctrl-C kills the tool at once.
 pub fn run(mut command: Command, limit: Duration, stop: &Stop) -> Result<Output> {
     stop.check()?;
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut group = Group::spawn(command)?;
-    let stdout = reader(group.child.stdout.take());
-    let stderr = reader(group.child.stderr.take());
-    let until = Instant::now() + limit;
-    let ended = loop {
-        if let Some(status) = group.ended() {
-            break Ok(status);
-        }
-        if stop.asked() {
-            break Err(None);
-        }
-        if Instant::now() >= until {
-            break Err(Some(limit));
-        }
-        std::thread::sleep(TICK);
+    prepare(&mut command);
+    let ran = process::run(&mut command, limit, || stop.asked());
+    let ran = ran.map_err(|error| not_started(&command, &error))?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let output = Output { stdout: text(&ran.stdout), stderr: text(&ran.stderr) };
+    let what = match ran.end {
+        End::Itself(status) if status.success() => return Ok(output),
+        End::Itself(status) => format!("failed ({status})"),
+        End::Stopped => return Err(Error::Interrupted),
+        End::Late => format!("did not end within {} s and was killed", limit.as_secs()),
     };
-    let name = group.name.clone();
-    // What cannot be killed keeps its pipes open.
-    let output = match group.kill() {
-        true => Output { stdout: collect(stdout), stderr: collect(stderr) },
-        false => Output { stdout: String::new(), stderr: String::new() },
-    };
-    let failed = |what| Err(Error::Program { program: name, what, said: tail(&output.stderr) });
-    match ended {
-        Ok(status) if status.success() => Ok(output),
-        Ok(status) => failed(format!("failed ({status})")),
-        Err(None) => Err(Error::Interrupted),
-        Err(Some(limit)) => {
-            failed(format!("did not end within {} s and was killed", limit.as_secs()))
-        }
-    }
+    let program = name_of(command.get_program());
+    Err(Error::Program { program, what, said: tail(&output.stderr) })
 }
 
 /// Runs a short helper command (losetup, mkfs) with a limit of 60 s.
@@ -313,15 +242,6 @@ pub fn run_short<S: AsRef<OsStr>>(
     let mut command = Command::new(program);
     command.args(args);
     run(command, Duration::from_secs(60), stop)
-}
-
-/// The path of a program as the shell would find it, /usr/sbin and /sbin included.
-pub fn find(program: &str) -> Option<PathBuf> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path)
-        .chain(["/usr/sbin", "/sbin", "/usr/local/sbin"].map(PathBuf::from))
-        .map(|dir| dir.join(program))
-        .find(|file| file.is_file())
 }
 
 /// A command as a person would type it.
@@ -355,21 +275,6 @@ pub fn listens(path: &Path) -> bool {
 
 fn name_of(program: &OsStr) -> String {
     Path::new(program).file_name().unwrap_or(program).to_string_lossy().into_owned()
-}
-
-fn reader(pipe: Option<impl Read + Send + 'static>) -> Option<std::thread::JoinHandle<Vec<u8>>> {
-    pipe.map(|mut pipe| {
-        std::thread::spawn(move || {
-            let mut bytes = Vec::new();
-            let _ = pipe.read_to_end(&mut bytes);
-            bytes
-        })
-    })
-}
-
-fn collect(reader: Option<std::thread::JoinHandle<Vec<u8>>>) -> String {
-    let bytes = reader.and_then(|thread| thread.join().ok()).unwrap_or_default();
-    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 /// The beginning and the end of a long text: a panic's reason stands first, a tool's last.

@@ -29,7 +29,7 @@ pub struct Launch {
     pub args: Vec<OsString>,
     /// Variables added to its environment.
     pub env: Vec<(String, OsString)>,
-    /// Where it writes its process id, if it goes to the background.
+    /// Where it writes its process id, if it goes to the background, to a session of its own.
     pub pid_file: Option<PathBuf>,
     /// The only processor that it runs on.
     pub cpu: Option<usize>,
@@ -88,6 +88,7 @@ impl Launch {
 
 /// A running program: terminated, and if need be killed, when dropped.
 pub struct Process {
+    // Until the server that was started has ended, who went to the background is its child and not ours.
     server: Server,
     background: Option<Background>,
 }
@@ -209,6 +210,7 @@ mod tests {
         let script = format!(
             "import os, signal, socket\n\
              if os.fork(): os._exit(0)\n\
+             os.setsid()\n\
              s = socket.socket(socket.AF_UNIX); s.bind('{}'); s.listen()\n\
              open('{}', 'w').write(str(os.getpid()))\n\
              signal.pause()",

@@ -255,7 +255,7 @@ impl<'a> Place<'a> {
         let to = format!("{}/{name}", self.path);
         let mut command = self.line.remote(&format!("cat >{to} && chmod 700 {to}"));
         command.stdin(file).stdout(Stdio::null()).stderr(Stdio::inherit());
-        let status = wait(Group::spawn(command)?, COPY, stop)?;
+        let status = wait(process::spawn(command)?, COPY, stop)?;
         if !status.success() {
             return Err(Error::Plan(format!(
                 "cannot copy {} to {to} on {}: ssh {status}",
@@ -278,7 +278,7 @@ impl<'a> Place<'a> {
         let mut command = self.line.remote(&shell);
         command.stdin(Stdio::piped()).stderr(Stdio::inherit());
         command.stdout(if shown { Stdio::inherit() } else { Stdio::null() });
-        let mut group = Group::spawn(command)?;
+        let mut group = process::spawn(command)?;
         let mut stdin: Option<ChildStdin> = group.stdin();
         loop {
             if let Some(status) = group.ended() {
@@ -326,7 +326,7 @@ impl<'a> Place<'a> {
         let file = File::create(&archive).map_err(Error::file("create", &archive))?;
         let mut command = self.line.remote(&format!("tar -C {} -cf - run", self.path));
         command.stdin(Stdio::null()).stdout(file).stderr(Stdio::inherit());
-        let status = wait(Group::spawn(command)?, COPY, stop)?;
+        let status = wait(process::spawn(command)?, COPY, stop)?;
         if !status.success() {
             return Err(Error::Plan(format!("tar there: {status}")));
         }
