@@ -38,8 +38,11 @@ demo:
 SIMULATIONS := $(sort $(basename $(notdir $(wildcard crates/vbd/tests/*.rs) $(patsubst %/main.rs,%,$(wildcard crates/vbd/tests/*/main.rs)))))
 # Longer than what a change is tried with over and over: `make test` has them.
 LONG := boundaries::
+# Files that are named in a list (`files!`), where `cargo fmt` does not see them.
+LISTED := $(wildcard $(foreach folder,backend stage workload,crates/lab/src/$(folder)/*.rs crates/lab/src/$(folder)/*/*.rs))
+FORMAT := $(CARGO) fmt --all -- --check $(LISTED)
 check:
-	$(CARGO) fmt --all --check
+	$(FORMAT)
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	$(CARGO) test --workspace --lib --bins $(SIMULATIONS:%=--test %) --locked -q -- $(LONG:%=--skip %)
 
@@ -67,7 +70,7 @@ SHOW := --show-output --test-threads $(THREADS)
 test:
 	scripts/setup.sh build
 	$(MAKE) --no-print-directory -j 2 prepared compiled
-	$(CARGO) fmt --all --check
+	$(FORMAT)
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
 	set -o pipefail; $(MAKE) --no-print-directory -j 2 --output-sync programs | scripts/skips.sh tests/skips.txt

@@ -304,8 +304,7 @@ fn list(plan: &Plan, args: &CompareArgs, env: &Env) -> anyhow::Result<()> {
     // Named backends or all of them, the unusual ones too.
     let mut whole = plan.clone();
     if args.backends.is_none() {
-        whole.backends = backend::CATALOGUE
-            .iter()
+        whole.backends = backend::all()
             .filter(|entry| plan.stages.contains(&entry.stage))
             .map(|entry| (entry.stage, entry.name.to_owned()))
             .collect();

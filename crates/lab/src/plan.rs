@@ -353,7 +353,7 @@ fn backends(
     quick: bool,
 ) -> Result<Vec<(Stage, String)>> {
     let of = |entry: &Entry| (entry.stage, entry.name.to_owned());
-    let entries = backend::CATALOGUE.iter().filter(|entry| stages.contains(&entry.stage));
+    let entries = backend::all().filter(|entry| stages.contains(&entry.stage));
     let Some(names) = names else {
         // Volumes take longer to make than a quick comparison has.
         let left_out = |entry: &&Entry| quick && entry.backend.inner().is_volume();
@@ -371,11 +371,8 @@ fn check_homes(
 ) -> Result<()> {
     let lost = |name: &&String| !backends.iter().any(|(_, known)| known == *name);
     let Some(name) = named.into_iter().flatten().find(lost) else { return Ok(()) };
-    let on: Vec<&str> = backend::CATALOGUE
-        .iter()
-        .filter(|entry| entry.name == name)
-        .map(|entry| entry.stage.name())
-        .collect();
+    let on: Vec<&str> =
+        backend::all().filter(|entry| entry.name == name).map(|entry| entry.stage.name()).collect();
     let stages: Vec<&str> = stages.iter().map(|stage| stage.name()).collect();
     Err(Error::Plan(format!(
         "backend {name:?} runs on stage {}, and the plan has {}: add {} to --stages, or leave the backend out",
@@ -389,11 +386,8 @@ fn check_homes(
 fn check_stages(stages: &[Stage], backends: &[(Stage, String)]) -> Result<()> {
     let idle = |stage: &&Stage| !backends.iter().any(|(of, _)| of == *stage);
     let Some(stage) = stages.iter().find(idle) else { return Ok(()) };
-    let known: Vec<&str> = backend::CATALOGUE
-        .iter()
-        .filter(|entry| entry.stage == *stage)
-        .map(|entry| entry.name)
-        .collect();
+    let known: Vec<&str> =
+        backend::all().filter(|entry| entry.stage == *stage).map(|entry| entry.name).collect();
     Err(Error::Plan(format!(
         "stage {:?} has none of these backends; it has {}",
         stage.name(),
@@ -403,7 +397,7 @@ fn check_stages(stages: &[Stage], backends: &[(Stage, String)]) -> Result<()> {
 
 fn check_backends(names: &[String], stages: &[Stage]) -> Result<()> {
     let of = |stages: &[Stage]| {
-        let on = backend::CATALOGUE.iter().filter(|entry| stages.contains(&entry.stage));
+        let on = backend::all().filter(|entry| stages.contains(&entry.stage));
         on.map(|entry| entry.name).collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>()
     };
     let all = of(&Stage::ALL);

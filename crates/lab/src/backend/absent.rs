@@ -1,8 +1,9 @@
 //! Ways that belong into the comparison and that this lab cannot run here: each is a row with its reason.
 
-use super::{Backend, Context, Reach, Served};
+use super::{Backend, Context, Entry, File, Reach, Served};
 use crate::env::{Env, Missing};
 use crate::error::{Error, Result};
+use crate::sample::Stage;
 
 /// A way that is not run, and why.
 #[derive(Debug)]
@@ -34,8 +35,15 @@ impl Backend for Absent {
 }
 
 /// Xen's blkback.
-pub const XEN: Absent = Absent {
+const XEN: Absent = Absent {
     needs: None,
     reason: "a guest of QEMU's has no Xen below it",
     remedy: "the stage xen, which boots one",
+};
+
+/// What this file has for the catalogue.
+pub(super) const FILE: File = File {
+    entries: &[Entry::usual(Stage::Vm, 340, "xen-blkback", "Xen's blkback", &XEN)],
+    labels: &[("xen-blkback", "Xen's blkback")],
+    peers: &[],
 };

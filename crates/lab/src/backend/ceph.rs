@@ -7,10 +7,11 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use super::remote::Client;
-use super::{Access, Backend, Context, Reach, Served, qemu};
+use super::{Access, Backend, Context, Entry, File, Peers, Reach, Served, qemu};
 use crate::env::{Env, Missing};
 use crate::error::{Error, Result};
 use crate::process::{self, Server};
+use crate::sample::Stage;
 use crate::stop::Stop;
 use crate::workload::Workload;
 
@@ -183,3 +184,36 @@ impl Backend for Rbd {
         Some("a cluster of one in this machine's memory: its CPU is in the machine's alone")
     }
 }
+
+/// What this file has for the catalogue.
+pub(super) const FILE: File = File {
+    entries: &[
+        Entry::usual(
+            Stage::Remote,
+            80,
+            "qsd-rbd",
+            "qemu-storage-daemon's rbd driver, cache off",
+            &Rbd(Some(Client::Qemu)),
+        ),
+        Entry::usual(
+            Stage::Remote,
+            90,
+            "ringtap-rbd",
+            "ringtap serve rbd:",
+            &Rbd(Some(Client::Ringtap)),
+        ),
+        Entry::usual(
+            Stage::Remote,
+            100,
+            "fio-rbd",
+            "fio's rbd engine, cache off, which has no guest to serve",
+            &Rbd(None),
+        ),
+    ],
+    labels: &[
+        ("qsd-rbd", "QEMU on Ceph"),
+        ("ringtap-rbd", "Ringtap on Ceph"),
+        ("fio-rbd", "fio's own engine on Ceph"),
+    ],
+    peers: &[Peers { place: 320, stage: Stage::Remote, arm: "ringtap-rbd", against: &["qsd-rbd"] }],
+};

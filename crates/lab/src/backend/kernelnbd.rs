@@ -4,10 +4,11 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::ringtap::READY;
-use super::{Access, Backend, Context, Reach, Served};
+use super::{Access, Backend, Context, Entry, File, Part, Peers, Reach, Served, qemu, ringtap};
 use crate::env::{Env, Missing};
 use crate::error::{Error, Result};
 use crate::process;
+use crate::sample::Stage;
 use crate::stop::Stop;
 
 const PAUSE: Duration = Duration::from_millis(10);
@@ -42,7 +43,7 @@ impl Backend for KernelNbd {
             return Err(Error::Plan("the kernel's NBD client needs an NBD export".into()));
         };
         let (client, path) = NbdDevice::attach(socket, context.stop)?;
-        Ok(Served { access: Access::Block(path), client: Some(client), ..served })
+        Ok(Served { access: Access::Block(path), above: vec![Box::new(client)], ..served })
     }
 
     fn cached(&self) -> bool {
@@ -91,6 +92,12 @@ impl NbdDevice {
     }
 }
 
+impl Part for NbdDevice {
+    fn end(self: Box<Self>) -> Result<()> {
+        self.detach()
+    }
+}
+
 impl Drop for NbdDevice {
     fn drop(&mut self) {
         if let Some(path) = self.path.take() {
@@ -115,3 +122,46 @@ fn free() -> Option<String> {
         .take_while(|name| Path::new("/sys/block").join(name).exists())
         .find(|name| size(name) == 0 && !Path::new("/sys/block").join(name).join("pid").exists())
 }
+
+const RINGTAP_KERNEL: &str = "ringtap serve --nbd, cache=none, under this kernel's own client";
+const QEMU_KERNEL: &str = "qemu-nbd, cache=none, aio=io_uring, under this kernel's own client";
+
+/// What this file has for the catalogue.
+pub(super) const FILE: File = File {
+    entries: &[
+        Entry::usual(
+            Stage::Host,
+            50,
+            "ringtap-nbd-kernel",
+            RINGTAP_KERNEL,
+            &KernelNbd(&ringtap::NBD),
+        ),
+        Entry::usual(Stage::Host, 80, "qemu-nbd-kernel", QEMU_KERNEL, &KernelNbd(&qemu::NBD)),
+        Entry::usual(
+            Stage::Two,
+            60,
+            "ringtap-nbd-kernel",
+            RINGTAP_KERNEL,
+            &KernelNbd(&ringtap::NBD),
+        ),
+        Entry::usual(Stage::Two, 90, "qemu-nbd-kernel", QEMU_KERNEL, &KernelNbd(&qemu::NBD)),
+    ],
+    labels: &[
+        ("ringtap-nbd-kernel", "Ringtap, NBD, kernel's client"),
+        ("qemu-nbd-kernel", "qemu-nbd, kernel's client"),
+    ],
+    peers: &[
+        Peers {
+            place: 130,
+            stage: Stage::Host,
+            arm: "ringtap-nbd-kernel",
+            against: &["qemu-nbd-kernel", "loop-direct"],
+        },
+        Peers {
+            place: 190,
+            stage: Stage::Two,
+            arm: "ringtap-nbd-kernel",
+            against: &["qemu-nbd-kernel", "loop-direct"],
+        },
+    ],
+};

@@ -3,10 +3,11 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::{Access, Backend, Context, Reach, Served};
+use super::{Access, Backend, Context, Entry, File, Part, Reach, Served};
 use crate::env::{Env, Missing};
 use crate::error::{Error, Result};
 use crate::process;
+use crate::sample::Stage;
 use crate::stop::Stop;
 
 /// A loop device on the disk's file.
@@ -40,7 +41,7 @@ impl Backend for Loop {
                 said: String::new(),
             });
         }
-        Ok(Served { device: Some(device), ..Served::reached(Access::Block(path)) })
+        Ok(Served { above: vec![Box::new(device)], ..Served::reached(Access::Block(path)) })
     }
 
     fn cached(&self) -> bool {
@@ -96,6 +97,12 @@ impl LoopDevice {
     }
 }
 
+impl Part for LoopDevice {
+    fn end(self: Box<Self>) -> Result<()> {
+        self.detach()
+    }
+}
+
 impl Drop for LoopDevice {
     fn drop(&mut self) {
         if let Some(path) = self.path.take() {
@@ -107,3 +114,42 @@ impl Drop for LoopDevice {
         }
     }
 }
+
+pub(super) const THROUGH_CACHE: Loop = Loop { direct: false };
+pub(super) const DIRECT: Loop = Loop { direct: true };
+
+/// What this file has for the catalogue.
+pub(super) const FILE: File = File {
+    entries: &[
+        Entry::usual(
+            Stage::Host,
+            20,
+            "loop",
+            "loop device on the file, through the page cache",
+            &THROUGH_CACHE,
+        ),
+        Entry::usual(
+            Stage::Host,
+            30,
+            "loop-direct",
+            "loop device on the file, direct-io=on",
+            &DIRECT,
+        ),
+        Entry::usual(
+            Stage::Two,
+            20,
+            "loop",
+            "loop device on the file, through the page cache",
+            &THROUGH_CACHE,
+        ),
+        Entry::usual(
+            Stage::Two,
+            30,
+            "loop-direct",
+            "loop device on the file, direct-io=on",
+            &DIRECT,
+        ),
+    ],
+    labels: &[("loop", "loop device"), ("loop-direct", "loop device, direct I/O")],
+    peers: &[],
+};

@@ -1,25 +1,38 @@
-//! Ways of serving a disk, one file each. A backend starts what it needs and says how the disk is reached.
+//! Ways of serving a disk, one file each: how it is started and reached, and what lists, plans and pages say of it. One more is a file
+//! of its own, and its name in the list here.
 
-pub mod absent;
 mod catalogue;
-pub mod ceph;
-pub mod kernelnbd;
-pub mod loopdev;
 pub mod mapper;
-pub mod native;
-pub mod nbdkit;
-pub mod origin;
 pub mod own;
-pub mod qemu;
-pub mod remote;
-pub mod ringtap;
-pub mod ubd;
-pub mod ublk;
-pub mod vm;
-pub mod volume;
-pub mod xen;
 
-pub use catalogue::{CATALOGUE, LABELS, PEERS};
+pub use catalogue::{Entry, File, Peers, all, find, known_slow, label, peers};
+
+/// The files with backends, in any order.
+macro_rules! files {
+    ($($file:ident)*) => {
+        $(pub mod $file;)*
+        const FILES: &[&File] = &[$(&$file::FILE),*];
+    };
+}
+
+files! {
+    absent
+    ceph
+    inside
+    kernelnbd
+    loopdev
+    native
+    nbdkit
+    origin
+    qemu
+    remote
+    ringtap
+    ubd
+    ublk
+    vm
+    volume
+    xen
+}
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -30,7 +43,6 @@ use crate::env::{Env, Missing};
 use crate::error::Result;
 use crate::host::unescaped;
 use crate::process::Server;
-use crate::sample::Stage;
 use crate::stop::Stop;
 use crate::workload::Workload;
 
@@ -219,6 +231,12 @@ pub struct Context<'a> {
     pub stop: &'a Stop,
 }
 
+/// Something on top of what a server serves: it ends before the server does.
+pub trait Part: std::fmt::Debug {
+    /// Ends it and says when that fails. One that is dropped ends, too.
+    fn end(self: Box<Self>) -> Result<()>;
+}
+
 /// A disk that is being served. Dropping it ends the serving, field by field: who uses something goes before it.
 #[derive(Debug)]
 pub struct Served {
@@ -226,27 +244,20 @@ pub struct Served {
     pub access: Access,
     /// The volume, where there is one: it goes before all others.
     pub volume: Option<volume::Mapped>,
-    /// The loop device, where there is one: it goes before what it lies on.
-    pub device: Option<loopdev::LoopDevice>,
-    /// The kernel's client of the server's export, where that is how the disk is reached.
-    pub client: Option<kernelnbd::NbdDevice>,
+    /// What lies on top of the server: a loop device, or the kernel's client of its export.
+    pub above: Vec<Box<dyn Part>>,
     /// The server, where there is one.
     pub server: Option<Server>,
     /// The server below, where that one is another's client.
     pub below: Option<Server>,
-    /// The server of an image behind HTTP, which is this program's own.
-    pub origin: Option<origin::Origin>,
-    /// What the server mounted: it unmounts it itself, unless it was killed.
-    pub mount: Option<Mount>,
-    /// The ublk device that the server made: it deletes it itself, unless it was killed.
-    pub ublk: Option<ublk::Device>,
+    /// What a server takes away itself unless it was killed (a mount, a device), and what this program serves: dropped last.
+    pub behind: Vec<Box<dyn std::fmt::Debug>>,
 }
 
 impl Served {
     fn reached(access: Access) -> Served {
-        let (volume, device, client) = (None, None, None);
-        let (server, below, origin, mount, ublk) = (None, None, None, None, None);
-        Served { access, volume, device, client, server, below, origin, mount, ublk }
+        let (above, behind) = (Vec::new(), Vec::new());
+        Served { access, volume: None, above, server: None, below: None, behind }
     }
 
     fn by(server: Server, access: Access) -> Served {
@@ -256,8 +267,7 @@ impl Served {
     /// Ends the serving and reports what went wrong with it. What is left then goes in the order of the fields.
     pub fn end(mut self) -> Result<()> {
         self.volume.take().map_or(Ok(()), volume::Mapped::remove)?;
-        self.device.take().map_or(Ok(()), loopdev::LoopDevice::detach)?;
-        self.client.take().map_or(Ok(()), kernelnbd::NbdDevice::detach)?;
+        self.above.drain(..).try_for_each(Part::end)?;
         self.server.take().map_or(Ok(()), Server::stop)?;
         self.below.take().map_or(Ok(()), Server::stop)
     }
@@ -374,46 +384,10 @@ pub trait Backend: Sync {
     }
 }
 
-/// An entry of the catalogue.
-pub struct Entry {
-    /// The name in plans and flags.
-    pub name: &'static str,
-    /// Where its load runs.
-    pub stage: Stage,
-    /// What it is, with the options that make it comparable.
-    pub title: &'static str,
-    /// Compared unless the user names backends.
-    pub usual: bool,
-    /// The backend.
-    pub backend: &'static dyn Backend,
-}
-
-impl std::fmt::Debug for Entry {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}/{}", self.stage, self.name)
-    }
-}
-
-/// The backend of that name on that stage.
-pub fn find(stage: Stage, name: &str) -> Option<&'static Entry> {
-    let known = CATALOGUE.iter().find(|entry| entry.stage == stage && entry.name == name);
-    known.or_else(|| own::find(stage, name))
-}
-
-/// What a reader calls a backend of that name.
-pub fn label(name: &str) -> Option<&'static str> {
-    LABELS.iter().find(|(of, _)| *of == name).map(|(_, label)| *label)
-}
-
-/// The backend of a stage that is known to be slower, and the one that it is otherwise.
-pub fn known_slow(stage: Stage) -> Option<(&'static str, &'static str)> {
-    let entries = CATALOGUE.iter().filter(|entry| entry.stage == stage);
-    entries.filter_map(|entry| Some((entry.name, entry.backend.slow_of()?))).next()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sample::Stage;
 
     #[test]
     fn an_overlay_is_made_as_its_users_make_it() {
@@ -460,53 +434,5 @@ mod tests {
         assert_eq!((done, kernel.trim()), (true, "write back"));
         let (done, _, said) = set(WriteCache::Off, scsi, "write back\n");
         assert!(!done && said.contains("/dev/sda keeps its write cache at write back"), "{said}");
-    }
-
-    #[test]
-    fn each_stage_of_the_published_comparisons_has_an_arm_that_is_known_to_be_slower() {
-        for stage in Stage::ALL {
-            let (slow, base) = known_slow(stage).unwrap_or_else(|| panic!("{stage} has none"));
-            assert!(find(stage, slow).is_some() && find(stage, base).is_some(), "{stage}");
-        }
-    }
-
-    /// Everything that lists, plans and pages ask of a backend is in the catalogue.
-    #[test]
-    fn every_backend_has_its_words_and_nothing_else_does() {
-        let times = |stage, name: &str| {
-            CATALOGUE.iter().filter(|entry| entry.stage == stage && entry.name == name).count()
-        };
-        for entry in CATALOGUE {
-            assert_eq!(times(entry.stage, entry.name), 1, "{entry:?} is there twice");
-            assert_eq!(find(entry.stage, entry.name).unwrap().title, entry.title);
-            assert!(entry.title.len() > 7, "{entry:?} has no title");
-            assert!(
-                label(entry.name).is_some_and(|label| label.len() < 45),
-                "{entry:?} has no label"
-            );
-        }
-        for (at, (name, _)) in LABELS.iter().enumerate() {
-            assert!(CATALOGUE.iter().any(|entry| entry.name == *name), "{name} is no backend");
-            assert!(LABELS[..at].iter().all(|(other, _)| other != name), "{name} is there twice");
-        }
-        for (stage, arm, others) in PEERS {
-            for name in std::iter::once(arm).chain(*others) {
-                assert_eq!(times(*stage, name), 1, "{stage} {name}");
-            }
-        }
-        for stage in Stage::ALL {
-            assert!(CATALOGUE.iter().any(|entry| entry.stage == stage && entry.usual), "{stage}");
-        }
-    }
-
-    #[test]
-    fn titles_say_when_an_overlay_is_made() {
-        for entry in CATALOGUE {
-            let in_xen = entry.backend.in_xen().is_some_and(xen::Way::is_overlay);
-            if in_xen || matches!(entry.backend.image(), Image::Overlay(_)) {
-                let says = entry.title.contains("made anew for each load that writes");
-                assert!(says || entry.title.starts_with("the same"), "{}", entry.title);
-            }
-        }
     }
 }

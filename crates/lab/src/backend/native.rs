@@ -1,8 +1,9 @@
 //! The file itself: what everything else is measured against.
 
-use super::{Access, Backend, Context, Reach, Served};
+use super::{Access, Backend, Context, Entry, File, Reach, Served};
 use crate::env::{Env, Missing};
 use crate::error::Result;
+use crate::sample::Stage;
 
 /// The plain file.
 #[derive(Debug)]
@@ -39,3 +40,30 @@ impl Backend for ByLoad {
         Ok(Served::reached(Access::Native(context.disk.to_owned())))
     }
 }
+
+/// What this file has for the catalogue.
+pub(super) const FILE: File = File {
+    entries: &[
+        Entry::usual(Stage::Host, 10, "native", "the file itself, O_DIRECT", &Native),
+        Entry::usual(
+            Stage::Host,
+            130,
+            "native-load",
+            "the file itself, O_DIRECT, by the client of the vhost rows",
+            &ByLoad,
+        ),
+        Entry::usual(Stage::Two, 10, "native", "the file itself, O_DIRECT", &Native),
+        Entry::usual(
+            Stage::Two,
+            130,
+            "native-load",
+            "the file itself, O_DIRECT, by the client of the vhost rows",
+            &ByLoad,
+        ),
+    ],
+    labels: &[
+        ("native", "the file itself"),
+        ("native-load", "the file itself, by vhost-user's client"),
+    ],
+    peers: &[],
+};

@@ -3,10 +3,11 @@
 use std::process::Command;
 
 use super::ringtap::{READY, nbd_access};
-use super::{Backend, Context, Reach, Served};
+use super::{Backend, Context, Entry, File, Reach, Served};
 use crate::env::{Env, Missing};
 use crate::error::Result;
 use crate::process::Server;
+use crate::sample::Stage;
 
 /// nbdkit; it has no O_DIRECT and works through the page cache.
 #[derive(Debug)]
@@ -35,3 +36,16 @@ impl Backend for Nbdkit {
         true
     }
 }
+
+/// What this file has for the catalogue.
+pub(super) const FILE: File = File {
+    entries: &[Entry::named(
+        Stage::Host,
+        120,
+        "nbdkit",
+        "nbdkit file, through the page cache",
+        &Nbdkit,
+    )],
+    labels: &[("nbdkit", "nbdkit")],
+    peers: &[],
+};

@@ -1,6 +1,6 @@
 //! An image behind HTTP, on a server that is far away: each request takes 20 ms, and all together get 100 MB/s.
 
-use std::fs::File;
+use std::fs;
 use std::io::{self, BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -10,9 +10,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::{Access, Backend, Context, Reach, Served};
+use super::{Access, Backend, Context, Entry, File, Peers, Reach, Served};
 use crate::env::{Env, Missing};
 use crate::error::{Error, Result};
+use crate::sample::Stage;
 
 /// What a request takes before its first byte.
 const LATENCY: Duration = Duration::from_millis(20);
@@ -47,7 +48,7 @@ pub struct Origin {
 
 /// What its connections share.
 struct Shared {
-    file: File,
+    file: fs::File,
     len: u64,
     etag: String,
     /// When the line is free again.
@@ -58,7 +59,7 @@ struct Shared {
 impl Origin {
     /// Shows a file, which must not change meanwhile.
     pub fn start(path: &Path) -> Result<Origin> {
-        let file = File::open(path).map_err(Error::file("open", path))?;
+        let file = fs::File::open(path).map_err(Error::file("open", path))?;
         let facts = file.metadata().map_err(Error::file("look at", path))?;
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
         let listener = listener.map_err(Error::file("find a port for", path))?;
@@ -202,9 +203,59 @@ impl Backend for Http {
         let origin = Origin::start(context.disk)?;
         let (url, start, sockets) = (origin.url(), self.0, context.sockets.to_owned());
         let served = Served::reached(Access::Origin { url, start, sockets });
-        Ok(Served { origin: Some(origin), ..served })
+        Ok(Served { behind: vec![Box::new(origin)], ..served })
     }
 }
+
+/// What this file has for the catalogue.
+pub(super) const FILE: File = File {
+    entries: &[
+        Entry::usual(
+            Stage::Remote,
+            110,
+            "http-download",
+            "the image downloaded whole, then served",
+            &Http(Start::Download),
+        ),
+        Entry::usual(
+            Stage::Remote,
+            120,
+            "http-lazy",
+            "ringtap serve http:, what is read is fetched then",
+            &Http(Start::Lazy),
+        ),
+        Entry::usual(
+            Stage::Remote,
+            130,
+            "http-boot-list",
+            "the same, with the list of an earlier start",
+            &Http(Start::BootList),
+        ),
+        Entry::usual(
+            Stage::Remote,
+            140,
+            "http-fill",
+            "the same, all of it fetched meanwhile",
+            &Http(Start::Fill),
+        ),
+    ],
+    labels: &[
+        ("http-download", "download, then local"),
+        ("http-lazy", "Ringtap, on demand"),
+        ("http-boot-list", "Ringtap, boot list"),
+        ("http-fill", "Ringtap, all fetched meanwhile"),
+    ],
+    peers: &[
+        Peers {
+            place: 330,
+            stage: Stage::Remote,
+            arm: "http-boot-list",
+            against: &["http-download", "http-lazy"],
+        },
+        Peers { place: 340, stage: Stage::Remote, arm: "http-lazy", against: &["http-download"] },
+        Peers { place: 350, stage: Stage::Remote, arm: "http-fill", against: &["http-download"] },
+    ],
+};
 
 #[cfg(test)]
 mod tests {

@@ -118,7 +118,7 @@ impl Own {
     /// What is wrong with it, before anything starts. `size`: bytes that the loads use.
     pub fn check(&self, size: u64) -> Result<()> {
         let refuse = |text: String| Err(Error::Plan(format!("backend {:?}: {text}", self.name)));
-        let named = |name: &str| super::CATALOGUE.iter().any(|entry| entry.name == name);
+        let named = |name: &str| super::all().any(|entry| entry.name == name);
         let letter = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
         if self.name.is_empty() || !self.name.chars().all(letter) || named(&self.name) {
             return refuse(
@@ -380,7 +380,7 @@ pub fn add(own: &Own) -> Result<()> {
     let title: &'static str = Box::leak(title.into_boxed_str());
     let backend: &'static dyn Backend = Box::leak(Box::new(Added(own.clone(), way)));
     for stage in own.stages() {
-        known.push(Box::leak(Box::new(Entry { name, stage, title, usual: true, backend })));
+        known.push(Box::leak(Box::new(Entry::usual(stage, u16::MAX, name, title, backend))));
     }
     Ok(())
 }

@@ -4,10 +4,11 @@ use std::path::Path;
 use std::process::Command;
 
 use super::ringtap::{READY, nbd_access};
-use super::{Access, Backend, Context, Reach, Served};
+use super::{Access, Backend, Context, Entry, File, Reach, Served};
 use crate::env::{Env, Missing};
 use crate::error::Result;
 use crate::process::Server;
+use crate::sample::Stage;
 
 /// qemu-nbd on a UNIX socket.
 #[derive(Debug)]
@@ -126,3 +127,76 @@ impl Backend for VhostUser {
         (self.cache == WriteCache::TurnedOn).then_some(super::WriteCache::On)
     }
 }
+
+pub(super) const NBD: Nbd = Nbd::by("io_uring");
+const UNSAFE: Nbd = Nbd { aio: "threads", cache: "unsafe" };
+pub(super) const QSD: VhostUser = VhostUser::by("io_uring");
+const QSD_BY_THREADS: VhostUser = VhostUser::by("threads");
+const QSD_BY_NATIVE: VhostUser = VhostUser::by("native");
+const QSD_THROUGH: VhostUser = VhostUser { aio: "io_uring", cache: WriteCache::Through };
+const QSD_TURNED_ON: VhostUser = VhostUser { aio: "io_uring", cache: WriteCache::TurnedOn };
+const QSD_URING: &str = "qemu-storage-daemon over vhost-user, cache.direct=on, aio=io_uring";
+const QSD_WRITETHROUGH: &str = "qsd-vhost with writethrough=on";
+const QSD_THREADS: &str = "qemu-storage-daemon over vhost-user, cache.direct=on, aio=threads";
+const QSD_NATIVE: &str = "qemu-storage-daemon over vhost-user, cache.direct=on, aio=native";
+
+/// What this file has for the catalogue.
+pub(super) const FILE: File = File {
+    entries: &[
+        Entry::usual(Stage::Host, 70, "qemu-nbd", "qemu-nbd, cache=none, aio=io_uring", &NBD),
+        Entry::named(
+            Stage::Host,
+            90,
+            "qemu-nbd-threads",
+            "qemu-nbd, cache=none, aio=threads",
+            &Nbd::by("threads"),
+        ),
+        Entry::named(
+            Stage::Host,
+            100,
+            "qemu-nbd-native",
+            "qemu-nbd, cache=none, aio=native",
+            &Nbd::by("native"),
+        ),
+        Entry::named(
+            Stage::Host,
+            110,
+            "qemu-nbd-unsafe",
+            "qemu-nbd, cache=unsafe: it ignores flushes",
+            &UNSAFE,
+        ),
+        Entry::usual(Stage::Host, 150, "qsd-vhost", QSD_URING, &QSD),
+        Entry::named(Stage::Host, 160, "qsd-vhost-writethrough", QSD_WRITETHROUGH, &QSD_THROUGH),
+        Entry::named(Stage::Host, 180, "qsd-vhost-threads", QSD_THREADS, &QSD_BY_THREADS),
+        Entry::named(Stage::Host, 190, "qsd-vhost-native", QSD_NATIVE, &QSD_BY_NATIVE),
+        Entry::usual(Stage::Guest, 70, "qsd-vhost", QSD_URING, &QSD),
+        Entry::named(Stage::Guest, 80, "qsd-vhost-writethrough", QSD_WRITETHROUGH, &QSD_THROUGH),
+        Entry::named(Stage::Guest, 100, "qsd-vhost-threads", QSD_THREADS, &QSD_BY_THREADS),
+        Entry::named(Stage::Guest, 110, "qsd-vhost-native", QSD_NATIVE, &QSD_BY_NATIVE),
+        Entry::usual(Stage::Vm, 200, "qsd-vhost", QSD_URING, &QSD),
+        Entry::named(
+            Stage::Vm,
+            210,
+            "qsd-vhost-writeback",
+            "qsd-vhost, the guest has turned the write cache on, which is off at first",
+            &QSD_TURNED_ON,
+        ),
+        Entry::named(Stage::Vm, 220, "qsd-vhost-writethrough", QSD_WRITETHROUGH, &QSD_THROUGH),
+        Entry::usual(Stage::Two, 80, "qemu-nbd", "qemu-nbd, cache=none, aio=io_uring", &NBD),
+        Entry::usual(Stage::Two, 150, "qsd-vhost", QSD_URING, &QSD),
+        Entry::usual(Stage::TwoGuests, 30, "qsd-vhost", QSD_URING, &QSD),
+        Entry::usual(Stage::TwoVms, 50, "qsd-vhost", QSD_URING, &QSD),
+    ],
+    labels: &[
+        ("qemu-nbd", "qemu-nbd"),
+        ("qemu-nbd-threads", "qemu-nbd, threads"),
+        ("qemu-nbd-native", "qemu-nbd, Linux AIO"),
+        ("qemu-nbd-unsafe", "qemu-nbd, cache=unsafe"),
+        ("qsd-vhost", "qemu-storage-daemon"),
+        ("qsd-vhost-threads", "qemu-storage-daemon, threads"),
+        ("qsd-vhost-native", "qemu-storage-daemon, Linux AIO"),
+        ("qsd-vhost-writeback", "qemu-storage-daemon, cache turned on"),
+        ("qsd-vhost-writethrough", "qemu-storage-daemon, writethrough"),
+    ],
+    peers: &[],
+};

@@ -1,8 +1,9 @@
 //! Disks on an NBD server, under Ringtap's client and under QEMU's. Both are reached over vhost-user, so that one load drives them.
 
-use super::{Access, Backend, Context, Reach, Served, qemu, ringtap};
+use super::{Access, Backend, Context, Entry, File, Peers, Reach, Served, nbdkit, qemu, ringtap};
 use crate::env::{Env, Missing};
 use crate::error::{Error, Result};
+use crate::sample::Stage;
 
 /// Who is the server's client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,3 +77,94 @@ impl Backend for OverNbd {
         )
     }
 }
+
+const QSD_ON_QEMU: OverNbd = OverNbd { server: &qemu::NBD, client: Client::Qemu };
+const RINGTAP_ON_QEMU: OverNbd = OverNbd { server: &qemu::NBD, client: Client::Ringtap };
+const SLOW_ON_QEMU: OverNbd = OverNbd { server: &qemu::NBD, client: Client::Slow };
+const QSD_ON_NBDKIT: OverNbd = OverNbd { server: &nbdkit::Nbdkit, client: Client::Qemu };
+const RINGTAP_ON_NBDKIT: OverNbd = OverNbd { server: &nbdkit::Nbdkit, client: Client::Ringtap };
+const QSD_ON_OWN: OverNbd = OverNbd { server: &ringtap::NBD, client: Client::Qemu };
+const RINGTAP_ON_OWN: OverNbd = OverNbd { server: &ringtap::NBD, client: Client::Ringtap };
+
+/// What this file has for the catalogue.
+pub(super) const FILE: File = File {
+    entries: &[
+        Entry::usual(
+            Stage::Remote,
+            10,
+            "qsd-on-qemu-nbd",
+            "qemu-storage-daemon's NBD client on qemu-nbd",
+            &QSD_ON_QEMU,
+        ),
+        Entry::usual(
+            Stage::Remote,
+            20,
+            "ringtap-on-qemu-nbd",
+            "ringtap serve nbd+unix: on qemu-nbd",
+            &RINGTAP_ON_QEMU,
+        ),
+        Entry::usual(
+            Stage::Remote,
+            30,
+            "qsd-on-nbdkit",
+            "qemu-storage-daemon's NBD client on nbdkit file",
+            &QSD_ON_NBDKIT,
+        ),
+        Entry::usual(
+            Stage::Remote,
+            40,
+            "ringtap-on-nbdkit",
+            "ringtap serve nbd+unix: on nbdkit file",
+            &RINGTAP_ON_NBDKIT,
+        ),
+        Entry::usual(
+            Stage::Remote,
+            50,
+            "qsd-on-ringtap",
+            "qemu-storage-daemon's NBD client on ringtap serve --nbd",
+            &QSD_ON_OWN,
+        ),
+        Entry::usual(
+            Stage::Remote,
+            60,
+            "ringtap-on-ringtap",
+            "ringtap serve nbd+unix: on ringtap serve --nbd",
+            &RINGTAP_ON_OWN,
+        ),
+        Entry::usual(
+            Stage::Remote,
+            70,
+            "slow",
+            "ringtap-on-qemu-nbd with each answer held back by 20 % of its time: known to be slower",
+            &SLOW_ON_QEMU,
+        ),
+    ],
+    labels: &[
+        ("qsd-on-qemu-nbd", "QEMU's client on qemu-nbd"),
+        ("ringtap-on-qemu-nbd", "Ringtap on qemu-nbd"),
+        ("qsd-on-nbdkit", "QEMU's client on nbdkit"),
+        ("ringtap-on-nbdkit", "Ringtap on nbdkit"),
+        ("qsd-on-ringtap", "QEMU's client on Ringtap's server"),
+        ("ringtap-on-ringtap", "Ringtap on Ringtap's server"),
+    ],
+    peers: &[
+        Peers {
+            place: 290,
+            stage: Stage::Remote,
+            arm: "ringtap-on-qemu-nbd",
+            against: &["qsd-on-qemu-nbd"],
+        },
+        Peers {
+            place: 300,
+            stage: Stage::Remote,
+            arm: "ringtap-on-nbdkit",
+            against: &["qsd-on-nbdkit"],
+        },
+        Peers {
+            place: 310,
+            stage: Stage::Remote,
+            arm: "ringtap-on-ringtap",
+            against: &["qsd-on-ringtap"],
+        },
+    ],
+};

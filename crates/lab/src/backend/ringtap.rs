@@ -7,11 +7,12 @@ use std::time::Duration;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
 
 use super::loopdev::LoopDevice;
-use super::{Access, Backend, Context, Image, Mount, Reach, Served};
+use super::{Access, Backend, Context, Entry, File, Image, Maker, Mount, Peers, Reach, Served};
 use crate::env::{Env, Missing};
 use crate::error::{Error, Result};
 use crate::process::Server;
 use crate::run::scratch;
+use crate::sample::Stage;
 
 /// How long a server may take until it answers.
 pub(crate) const READY: Duration = Duration::from_secs(10);
@@ -148,7 +149,11 @@ impl Backend for FuseLoop {
         std::fs::write(&note, device.path().as_os_str().as_encoded_bytes())
             .map_err(Error::file("write", &note))?;
         let access = Access::Block(device.path().to_owned());
-        Ok(Served { device: Some(device), mount: Some(mount), ..Served::by(server, access) })
+        Ok(Served {
+            above: vec![Box::new(device)],
+            behind: vec![Box::new(mount)],
+            ..Served::by(server, access)
+        })
     }
 
     fn remark(&self) -> Option<&'static str> {
@@ -174,6 +179,207 @@ pub(crate) fn nbd_access(socket: &Path) -> Access {
     let path = percent_encode(socket.as_os_str().as_encoded_bytes(), IN_URIS);
     Access::Nbd { uri: format!("nbd+unix:///?socket={path}"), socket: socket.to_owned() }
 }
+
+const VHOST_USER: VhostUser = VhostUser { image: Image::Raw };
+const QCOW2: VhostUser = VhostUser { image: Image::Qcow2 };
+const LUKS: VhostUser = VhostUser { image: Image::Luks };
+const OVERLAY: VhostUser = VhostUser { image: Image::Overlay(Maker::Ringtap) };
+const OVERLAY_PLAIN: VhostUser = VhostUser { image: Image::Overlay(Maker::QemuImg) };
+pub(super) const NBD: Nbd = Nbd { image: Image::Raw };
+const NBD_OVERLAY: Nbd = Nbd { image: Image::Overlay(Maker::Ringtap) };
+const SLOW: &str =
+    "ringtap-vhost with each answer held back by 20 % of its time: known to be slower";
+const RINGTAP_ON_OVERLAY: &str = "ringtap serve --vhost-user, a qcow2 overlay made anew for each load that writes, by `ringtap create -b` (with subclusters)";
+
+/// What this file has for the catalogue.
+pub(super) const FILE: File = File {
+    entries: &[
+        Entry::usual(Stage::Host, 40, "ringtap-nbd", "ringtap serve --nbd, cache=none", &NBD),
+        Entry::usual(
+            Stage::Host,
+            60,
+            "ringtap-fuse",
+            "ringtap serve --fuse, cache=none, with a direct-io loop device on top",
+            &FuseLoop,
+        ),
+        Entry::usual(
+            Stage::Host,
+            140,
+            "ringtap-vhost",
+            "ringtap serve --vhost-user, cache=none",
+            &VHOST_USER,
+        ),
+        Entry::usual(Stage::Host, 170, "slow", SLOW, &Slow),
+        Entry::usual(
+            Stage::Guest,
+            30,
+            "ringtap-vhost",
+            "ringtap serve --vhost-user, cache=none",
+            &VHOST_USER,
+        ),
+        Entry::named(Stage::Guest, 40, "ringtap-qcow2", "the same, qcow2", &QCOW2),
+        Entry::named(Stage::Guest, 50, "ringtap-overlay", RINGTAP_ON_OVERLAY, &OVERLAY),
+        Entry::named(Stage::Guest, 60, "ringtap-luks", "the same, LUKS1 with aes-256-xts", &LUKS),
+        Entry::usual(Stage::Guest, 90, "slow", SLOW, &Slow),
+        Entry::usual(
+            Stage::Vm,
+            150,
+            "ringtap-vhost",
+            "ringtap serve --vhost-user, raw, cache=none",
+            &VHOST_USER,
+        ),
+        Entry::usual(Stage::Vm, 160, "ringtap-qcow2", "the same, qcow2", &QCOW2),
+        Entry::usual(Stage::Vm, 170, "ringtap-overlay", RINGTAP_ON_OVERLAY, &OVERLAY),
+        Entry::named(
+            Stage::Vm,
+            180,
+            "ringtap-overlay-plain",
+            "the same, made by `qemu-img create` (without subclusters)",
+            &OVERLAY_PLAIN,
+        ),
+        Entry::usual(Stage::Vm, 190, "ringtap-luks", "the same, LUKS1 with aes-256-xts", &LUKS),
+        Entry::usual(Stage::Vm, 230, "slow", SLOW, &Slow),
+        Entry::usual(
+            Stage::Vm,
+            330,
+            "guest-nbd",
+            "ringtap serve --nbd under the guest's own client",
+            &NBD,
+        ),
+        Entry::usual(Stage::Two, 40, "ringtap-nbd", "ringtap serve --nbd, cache=none", &NBD),
+        Entry::named(
+            Stage::Two,
+            50,
+            "ringtap-fuse",
+            "ringtap serve --fuse, cache=none, with a direct-io loop device on top",
+            &FuseLoop,
+        ),
+        Entry::usual(
+            Stage::Two,
+            110,
+            "ringtap-overlay",
+            "ringtap serve --nbd, a qcow2 overlay made anew for each load that writes, by `ringtap create -b` (with subclusters)",
+            &NBD_OVERLAY,
+        ),
+        Entry::usual(
+            Stage::Two,
+            140,
+            "ringtap-vhost",
+            "ringtap serve --vhost-user, cache=none",
+            &VHOST_USER,
+        ),
+        Entry::usual(Stage::Two, 160, "slow", SLOW, &Slow),
+        Entry::usual(
+            Stage::TwoGuests,
+            20,
+            "ringtap-vhost",
+            "ringtap serve --vhost-user, cache=none",
+            &VHOST_USER,
+        ),
+        Entry::usual(Stage::TwoGuests, 60, "slow", SLOW, &Slow),
+        Entry::usual(
+            Stage::TwoVms,
+            30,
+            "ringtap-vhost",
+            "ringtap serve --vhost-user, raw, cache=none",
+            &VHOST_USER,
+        ),
+        Entry::named(Stage::TwoVms, 40, "ringtap-qcow2", "the same, qcow2", &QCOW2),
+        Entry::usual(Stage::TwoVms, 90, "slow", SLOW, &Slow),
+    ],
+    labels: &[
+        ("ringtap-nbd", "Ringtap, NBD"),
+        ("ringtap-fuse", "Ringtap, FUSE"),
+        ("ringtap-vhost", "Ringtap, raw"),
+        ("slow", "Ringtap, slowed on purpose"),
+        ("ringtap-qcow2", "Ringtap, qcow2"),
+        ("ringtap-overlay", "Ringtap, fresh overlay"),
+        ("ringtap-overlay-plain", "Ringtap, overlay by qemu-img"),
+        ("ringtap-luks", "Ringtap, LUKS"),
+        ("guest-nbd", "Ringtap, NBD, guest's client"),
+    ],
+    peers: &[
+        Peers {
+            place: 10,
+            stage: Stage::Host,
+            arm: "ringtap-nbd",
+            against: &["qemu-nbd", "qemu-nbd-threads", "qemu-nbd-native"],
+        },
+        Peers {
+            place: 20,
+            stage: Stage::Host,
+            arm: "ringtap-vhost",
+            against: &["native-load", "qsd-vhost", "qsd-vhost-threads", "qsd-vhost-native"],
+        },
+        Peers {
+            place: 30,
+            stage: Stage::Guest,
+            arm: "ringtap-vhost",
+            against: &["qsd-vhost", "qsd-vhost-threads", "qsd-vhost-native", "loop", "lvm"],
+        },
+        Peers {
+            place: 40,
+            stage: Stage::Guest,
+            arm: "ringtap-overlay",
+            against: &["lvm-snapshot"],
+        },
+        Peers {
+            place: 50,
+            stage: Stage::Vm,
+            arm: "ringtap-vhost",
+            against: &[
+                "virtio-raw",
+                "qsd-vhost",
+                "ide",
+                "ahci",
+                "nvme",
+                "loop",
+                "loop-direct",
+                "lvm",
+            ],
+        },
+        Peers { place: 60, stage: Stage::Vm, arm: "ringtap-qcow2", against: &["virtio-qcow2"] },
+        Peers {
+            place: 70,
+            stage: Stage::Vm,
+            arm: "ringtap-overlay",
+            against: &["virtio-overlay", "virtio-overlay-subclusters", "lvm-snapshot", "lvm-thin"],
+        },
+        Peers {
+            place: 80,
+            stage: Stage::Vm,
+            arm: "ringtap-overlay-plain",
+            against: &["virtio-overlay", "ringtap-overlay"],
+        },
+        Peers { place: 90, stage: Stage::Vm, arm: "ringtap-luks", against: &["ringtap-vhost"] },
+        Peers { place: 140, stage: Stage::Host, arm: "ringtap-fuse", against: &["loop-direct"] },
+        Peers { place: 150, stage: Stage::Two, arm: "ringtap-nbd", against: &["qemu-nbd", "loop"] },
+        Peers {
+            place: 160,
+            stage: Stage::Two,
+            arm: "ringtap-vhost",
+            against: &["native-load", "qsd-vhost"],
+        },
+        Peers {
+            place: 170,
+            stage: Stage::Two,
+            arm: "ringtap-overlay",
+            against: &["lvm-snapshot", "ringtap-nbd"],
+        },
+        Peers {
+            place: 200,
+            stage: Stage::TwoGuests,
+            arm: "ringtap-vhost",
+            against: &["qsd-vhost", "loop", "lvm"],
+        },
+        Peers {
+            place: 210,
+            stage: Stage::TwoVms,
+            arm: "ringtap-vhost",
+            against: &["virtio-raw", "qsd-vhost", "loop", "lvm"],
+        },
+    ],
+};
 
 #[cfg(test)]
 mod tests {

@@ -1,8 +1,9 @@
 //! User-Mode Linux's own disk, served within the guest's process.
 
-use super::{Access, Backend, Context, Reach, Served};
+use super::{Access, Backend, Context, Entry, File, Reach, Served};
 use crate::env::{Env, Missing};
 use crate::error::Result;
+use crate::sample::Stage;
 
 /// The file as a ubd disk.
 #[derive(Debug)]
@@ -31,3 +32,19 @@ impl Backend for Ubd {
         )
     }
 }
+
+/// What this file has for the catalogue.
+pub(super) const FILE: File = File {
+    entries: &[
+        Entry::usual(Stage::Guest, 10, "ubd", "User-Mode Linux opens the file itself (ubd)", &Ubd),
+        Entry::usual(
+            Stage::TwoGuests,
+            10,
+            "ubd",
+            "User-Mode Linux opens the file itself (ubd)",
+            &Ubd,
+        ),
+    ],
+    labels: &[("ubd", "User-Mode Linux's own disk")],
+    peers: &[],
+};

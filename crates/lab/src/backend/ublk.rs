@@ -5,10 +5,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use super::{Access, Backend, Context, Reach, Served, ringtap};
+use super::{Access, Backend, Context, Entry, File, Reach, Served, ringtap};
 use crate::env::{Env, Missing};
 use crate::error::{Error, Result};
 use crate::process::{self, Server};
+use crate::sample::Stage;
 use crate::stop::Stop;
 
 const CONTROL: &str = "/dev/ublk-control";
@@ -50,7 +51,7 @@ impl Backend for Ublk {
         let mut server = Server::start(command, &context.log)?;
         let there = || node.metadata().is_ok_and(|meta| meta.file_type().is_block_device());
         server.wait_until(&node, ringtap::READY, context.stop, there)?;
-        Ok(Served { ublk: Some(device), ..Served::by(server, Access::Block(node)) })
+        Ok(Served { behind: vec![Box::new(device)], ..Served::by(server, Access::Block(node)) })
     }
 }
 
@@ -76,3 +77,13 @@ impl Drop for Device {
 fn character_device(id: u32) -> String {
     format!("/dev/ublkc{id}")
 }
+
+/// What this file has for the catalogue.
+pub(super) const FILE: File = File {
+    entries: &[
+        Entry::usual(Stage::Host, 230, "ublk", "ringtap serve --ublk, cache=none", &Ublk),
+        Entry::usual(Stage::Two, 70, "ublk", "ringtap serve --ublk, cache=none", &Ublk),
+    ],
+    labels: &[("ublk", "Ringtap, ublk")],
+    peers: &[],
+};

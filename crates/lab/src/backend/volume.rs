@@ -1,7 +1,6 @@
 //! LVM's kinds of volumes on this machine's own device-mapper, on a direct-io loop device on the disk's file.
 
 use std::ffi::OsStr;
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -9,10 +8,11 @@ use std::time::Duration;
 
 use super::loopdev::LoopDevice;
 use super::mapper::Parts;
-use super::{Access, Backend, Context, Inner, Reach, Served};
+use super::{Access, Backend, Context, Entry, File, Inner, Peers, Reach, Served};
 use crate::env::{Env, Missing};
 use crate::error::{Error, Result};
 use crate::process;
+use crate::sample::Stage;
 use crate::stop::Stop;
 
 /// Bytes beside a thin volume for its metadata, and beside a snapshot for its table.
@@ -92,7 +92,7 @@ impl Mapped {
         if let Some(bytes) = beside {
             let path = disk.with_extension("beside");
             mapped.file = Some(path.clone());
-            let file = File::create(&path).map_err(Error::file("make", &path))?;
+            let file = std::fs::File::create(&path).map_err(Error::file("make", &path))?;
             rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, bytes)
                 .map_err(|e| Error::file("make room in", &path)(e.into()))?;
             let device = LoopDevice::attach(&path, true)?;
@@ -174,3 +174,53 @@ fn above(device: &OsStr) -> Vec<String> {
         })
         .collect()
 }
+
+/// What this file has for the catalogue.
+pub(super) const FILE: File = File {
+    entries: &[
+        Entry::usual(
+            Stage::Host,
+            200,
+            "lvm",
+            "dm-linear (an LVM linear volume) on loop-direct",
+            &Volume(Inner::Linear),
+        ),
+        Entry::usual(
+            Stage::Host,
+            210,
+            "lvm-snapshot",
+            "origin of a classic snapshot taken before each workload, on the same",
+            &Volume(Inner::ORIGIN),
+        ),
+        Entry::usual(
+            Stage::Host,
+            220,
+            "lvm-thin",
+            "dm-thin volume, provisioned, on the same",
+            &Volume(Inner::Thin),
+        ),
+        Entry::usual(
+            Stage::Two,
+            100,
+            "lvm",
+            "dm-linear (an LVM linear volume) on loop-direct",
+            &Volume(Inner::Linear),
+        ),
+        Entry::usual(
+            Stage::Two,
+            120,
+            "lvm-snapshot",
+            "origin of a classic snapshot taken before each load that writes, on lvm",
+            &Volume(Inner::ORIGIN),
+        ),
+    ],
+    labels: &[
+        ("lvm", "LVM volume"),
+        ("lvm-snapshot", "LVM with a snapshot"),
+        ("lvm-thin", "LVM thin volume"),
+    ],
+    peers: &[
+        Peers { place: 120, stage: Stage::Host, arm: "lvm-snapshot", against: &["lvm"] },
+        Peers { place: 180, stage: Stage::Two, arm: "lvm-snapshot", against: &["lvm"] },
+    ],
+};

@@ -1,8 +1,9 @@
 //! Disks of Xen's guests: what serves them in the first domain, and what they lie on there. The stage attaches them.
 
-use super::{Backend, Context, Reach, Served, WriteCache};
+use super::{Backend, Context, Entry, File, Peers, Reach, Served, WriteCache};
 use crate::env::{Env, Missing};
 use crate::error::{Error, Result};
+use crate::sample::Stage;
 use crate::workload::{Client, Workload};
 
 /// Where the first domain has its images.
@@ -236,6 +237,153 @@ impl Backend for Vbd {
         )
     }
 }
+
+const XEN_LVM: Vbd = Vbd(Way::Blkback(Node::Volume));
+const XEN_LOOP: Vbd = Vbd(Way::Blkback(Node::Loop { direct: true }));
+const XEN_FILE: Vbd = Vbd(Way::Blkback(Node::Loop { direct: false }));
+const TAP_LVM: Vbd = Vbd(Way::Ringtap(Image::Volume, Mode::Usual));
+const TAP_RAW: Vbd = Vbd(Way::Ringtap(Image::Raw, Mode::Usual));
+const TAP_GRANT_COPY: Vbd = Vbd(Way::Ringtap(Image::Raw, Mode::GrantCopy));
+const TAP_CACHED: Vbd = Vbd(Way::Ringtap(Image::Raw, Mode::Cached));
+const TAP_QCOW2: Vbd = Vbd(Way::Ringtap(Image::Qcow2, Mode::Usual));
+const TAP_OVERLAY: Vbd = Vbd(Way::Ringtap(Image::Overlay, Mode::Usual));
+const TAP_SLOW: Vbd = Vbd(Way::Ringtap(Image::Raw, Mode::Slow));
+const TAP_VHD: Vbd = Vbd(Way::Ringtap(Image::Vhd, Mode::Usual));
+
+/// What this file has for the catalogue.
+pub(super) const FILE: File = File {
+    entries: &[
+        Entry::usual(
+            Stage::Xen,
+            10,
+            "phy-lvm",
+            "phy: on an LVM volume (dm-linear), by xen-blkback",
+            &XEN_LVM,
+        ),
+        Entry::usual(
+            Stage::Xen,
+            20,
+            "phy-loop",
+            "phy: on a loop device with direct-io=on, by xen-blkback",
+            &XEN_LOOP,
+        ),
+        Entry::usual(
+            Stage::Xen,
+            30,
+            "file",
+            "file:, on a loop device as xl makes it, by xen-blkback",
+            &XEN_FILE,
+        ),
+        Entry::usual(
+            Stage::Xen,
+            40,
+            "tap-lvm",
+            "ringtap xen on the LVM volume, cache=none",
+            &TAP_LVM,
+        ),
+        Entry::usual(
+            Stage::Xen,
+            50,
+            "tap-raw",
+            "ringtap xen on the raw file, cache=none",
+            &TAP_RAW,
+        ),
+        Entry::named(
+            Stage::Xen,
+            60,
+            "tap-grant-copy",
+            "the same, without persistent grants",
+            &TAP_GRANT_COPY,
+        ),
+        Entry::usual(
+            Stage::Xen,
+            70,
+            "tap-cached",
+            "the same, cache=writeback: what file: becomes",
+            &TAP_CACHED,
+        ),
+        Entry::usual(Stage::Xen, 80, "tap-qcow2", "ringtap xen, qcow2, cache=none", &TAP_QCOW2),
+        Entry::usual(
+            Stage::Xen,
+            90,
+            "tap-overlay",
+            "ringtap xen, a qcow2 overlay made anew for each load that writes, by `ringtap create -b` (with subclusters)",
+            &TAP_OVERLAY,
+        ),
+        Entry::usual(
+            Stage::Xen,
+            100,
+            "tap-vhd",
+            "ringtap xen, a dynamic VHD, cache=none",
+            &TAP_VHD,
+        ),
+        Entry::usual(
+            Stage::Xen,
+            110,
+            "native",
+            "natively: the first domain on the LVM volume, with one processor and as much memory as a guest has to spare",
+            &Vbd(Way::Native),
+        ),
+        Entry::named(
+            Stage::Xen,
+            120,
+            "hvm-ide",
+            "HVM: IDE emulated by QEMU in the first domain, cache=writeback as xl has it, on the LVM volume",
+            &Vbd(Way::Emulated(WriteCache::On)),
+        ),
+        Entry::named(
+            Stage::Xen,
+            130,
+            "hvm-ide-cache-off",
+            "the same, the guest has turned the disk's write cache off",
+            &Vbd(Way::Emulated(WriteCache::Off)),
+        ),
+        Entry::named(
+            Stage::Xen,
+            140,
+            "hvm-pv",
+            "HVM with PV drivers: phy: on the LVM volume, by xen-blkback",
+            &Vbd(Way::InHvm),
+        ),
+        Entry::usual(
+            Stage::Xen,
+            150,
+            "tap-slow",
+            "tap-raw with each answer held back by 20 % of its time: known to be slower",
+            &TAP_SLOW,
+        ),
+    ],
+    labels: &[
+        ("phy-lvm", "Xen's blkback, LVM volume"),
+        ("phy-loop", "Xen's blkback, loop device"),
+        ("file", "Xen's blkback, file:"),
+        ("tap-lvm", "Ringtap, LVM volume"),
+        ("tap-raw", "Ringtap, raw"),
+        ("tap-grant-copy", "Ringtap, raw, grant copies"),
+        ("tap-cached", "Ringtap, raw, page cache"),
+        ("tap-qcow2", "Ringtap, qcow2"),
+        ("tap-overlay", "Ringtap, fresh overlay"),
+        ("tap-vhd", "Ringtap, VHD"),
+        ("tap-slow", "Ringtap, slowed on purpose"),
+        ("hvm-ide", "Xen HVM, IDE"),
+        ("hvm-ide-cache-off", "Xen HVM, IDE, write cache off"),
+        ("hvm-pv", "Xen HVM, PV drivers"),
+    ],
+    peers: &[
+        Peers { place: 220, stage: Stage::Xen, arm: "tap-raw", against: &["phy-loop", "file"] },
+        Peers { place: 230, stage: Stage::Xen, arm: "tap-lvm", against: &["phy-lvm"] },
+        Peers {
+            place: 240,
+            stage: Stage::Xen,
+            arm: "tap-grant-copy",
+            against: &["phy-loop", "tap-raw"],
+        },
+        Peers { place: 250, stage: Stage::Xen, arm: "tap-cached", against: &["file"] },
+        Peers { place: 260, stage: Stage::Xen, arm: "tap-qcow2", against: &["phy-loop"] },
+        Peers { place: 270, stage: Stage::Xen, arm: "tap-overlay", against: &["phy-loop"] },
+        Peers { place: 280, stage: Stage::Xen, arm: "tap-vhd", against: &["phy-loop"] },
+    ],
+};
 
 #[cfg(test)]
 mod tests {

@@ -128,10 +128,10 @@ impl Pair<'_> {
 }
 
 fn pairs(plan: &Plan, stage: Stage) -> Vec<Pair<'_>> {
-    let peers =
-        backend::PEERS.iter().filter(|(of, ..)| *of == stage).flat_map(|(_, arm, others)| {
-            others.iter().map(move |against| Pair { stage, arm, against })
-        });
+    let peers = backend::peers().filter(|peers| peers.stage == stage);
+    let peers = peers.flat_map(|peers| {
+        peers.against.iter().map(move |against| Pair { stage, arm: peers.arm, against })
+    });
     let names =
         || plan.backends.iter().filter(|(of, _)| *of == stage).map(|(_, name)| name.as_str());
     let own = plan.own.iter().filter(|own| own.stages().contains(&stage));

@@ -243,8 +243,10 @@ impl Analysis {
     /// Comparisons of Ringtap with its peers on the same wire that have a headline.
     pub fn peer_rows(&self) -> Vec<&Row> {
         let peers = |row: &&Row| {
-            backend::PEERS.iter().any(|(stage, ours, theirs)| {
-                *stage == row.stage && *ours == row.arm && theirs.contains(&row.against.as_str())
+            backend::peers().any(|of| {
+                of.stage == row.stage
+                    && of.arm == row.arm
+                    && of.against.contains(&row.against.as_str())
             })
         };
         self.rows.iter().filter(|row| row.headline).filter(peers).collect()

@@ -177,8 +177,8 @@ fn all_pairs(run: &Record) -> Vec<Pair> {
             _ => {}
         }
     }
-    for (stage, ours, theirs) in backend::PEERS {
-        theirs.iter().for_each(|other| add(*stage, ours, other));
+    for peers in backend::peers() {
+        peers.against.iter().for_each(|other| add(peers.stage, peers.arm, other));
     }
     list
 }

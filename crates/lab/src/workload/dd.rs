@@ -157,12 +157,7 @@ const fn test(name: &'static str, title: &'static str, test: Test, flag: Flag) -
 /// dd's.
 pub const WORKLOADS: &[&dyn Workload] = &[
     &test("dd-throughput", "dd, one large direct write", Test::Throughput, Flag::Direct),
-    &test(
-        "dd-throughput-dsync",
-        "dd, one large write made durable",
-        Test::Throughput,
-        Flag::Dsync,
-    ),
+    &test("dd-throughput-dsync", "dd, one large write made durable", Test::Throughput, Flag::Dsync),
     &test("dd-latency-direct", "dd, 1000 writes of 512 bytes, direct", Test::Latency, Flag::Direct),
     &test(
         "dd-latency-dsync",

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use super::{Client, Listed, Measured, Settings, Workload};
 use super::bonnie::{self, Mode, Shape, csv};
+use super::{Client, Listed, Measured, Settings, Workload};
 use crate::env::{Env, Missing};
 use crate::error::{Error, Result};
 use crate::sample::{Metric, Value};

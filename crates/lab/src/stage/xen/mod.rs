@@ -436,7 +436,7 @@ mod tests {
 
     use super::stage::missing_workload;
     use super::*;
-    use crate::backend::CATALOGUE;
+    use crate::backend;
     use crate::cli::CompareArgs;
     use crate::env::Env;
     use crate::run::matrix;
@@ -477,7 +477,7 @@ mod tests {
 
     #[test]
     fn every_row_of_the_stage_says_how_it_is_served_and_no_other_does() {
-        for entry in CATALOGUE {
+        for entry in backend::all() {
             assert_eq!(entry.backend.in_xen().is_some(), entry.stage == STAGE, "{entry:?}");
         }
     }
