@@ -5,73 +5,108 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Where the load runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Stage {
-    /// This machine as it is.
+/// What a stage's loads run in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum In {
+    /// This machine itself.
     Host,
-    /// A small guest that the lab boots in User-Mode Linux.
-    Guest,
-    /// A virtual PC that the lab boots in QEMU, under KVM where that works, else with its processor translated (TCG).
-    Vm,
-    /// Two loads at once, each on a disk of its own, both disks on the same device of this machine.
-    Two,
-    /// Two guests of User-Mode Linux at once, each with a disk of its own, both on the same device.
-    #[serde(rename = "two-guests")]
-    TwoGuests,
-    /// Two virtual PCs in QEMU at once, each with a disk of its own, both on the same device.
-    #[serde(rename = "two-vms")]
-    TwoVms,
-    /// Guests of a Xen that the lab boots in QEMU: one load, or one in each of two guests.
+    /// Guests of User-Mode Linux that boot in each round.
+    Uml,
+    /// Virtual PCs that boot in each round.
+    Pc,
+    /// Guests of a Xen that boots once.
     Xen,
+}
+
+/// How many loads a stage runs at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Loads {
+    One,
+    Two,
+    Either,
+}
+
+macro_rules! stages {
+    ($($(#[$doc:meta])* $stage:ident: $name:literal, $place:ident, $loads:ident;)*) => {
+        /// Where the load runs.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[serde(rename_all = "kebab-case")]
+        pub enum Stage { $($(#[$doc])* $stage,)* }
+
+        impl Stage {
+            /// All stages, in the order of the report.
+            pub const ALL: [Stage; [$(Stage::$stage),*].len()] = [$(Stage::$stage),*];
+
+            /// The name in plans, flags and samples.
+            pub fn name(self) -> &'static str {
+                match self { $(Stage::$stage => $name,)* }
+            }
+
+            fn place(self) -> In {
+                match self { $(Stage::$stage => In::$place,)* }
+            }
+
+            fn loads(self) -> Loads {
+                match self { $(Stage::$stage => Loads::$loads,)* }
+            }
+        }
+    };
+}
+
+stages! {
+    /// This machine as it is.
+    Host: "host", Host, One;
+    /// A small guest that the lab boots in User-Mode Linux.
+    Guest: "guest", Uml, One;
+    /// A virtual PC that the lab boots in QEMU, under KVM where that works, else with its processor translated (TCG).
+    Vm: "vm", Pc, One;
+    /// Two loads at once, each on a disk of its own, both disks on the same device of this machine.
+    Two: "two", Host, Two;
+    /// Two guests of User-Mode Linux at once, each with a disk of its own, both on the same device.
+    TwoGuests: "two-guests", Uml, Two;
+    /// Two virtual PCs in QEMU at once, each with a disk of its own, both on the same device.
+    TwoVms: "two-vms", Pc, Two;
+    /// Guests of a Xen that the lab boots in QEMU: one load, or one in each of two guests.
+    Xen: "xen", Xen, Either;
     /// This machine, on disks that are elsewhere: behind NBD, in a Ceph, behind HTTP.
-    Remote,
+    Remote: "remote", Host, One;
 }
 
 impl Stage {
-    /// All stages, in the order of the report.
-    pub const ALL: [Stage; 8] = [
-        Stage::Host,
-        Stage::Guest,
-        Stage::Vm,
-        Stage::Two,
-        Stage::TwoGuests,
-        Stage::TwoVms,
-        Stage::Xen,
-        Stage::Remote,
-    ];
-
     /// The stages of a run that names none.
     pub const USUAL: [Stage; 2] = [Stage::Host, Stage::Guest];
 
     /// Whether nothing but two loads at once is run.
     pub fn is_contention(self) -> bool {
-        matches!(self, Stage::Two | Stage::TwoGuests | Stage::TwoVms)
+        self.loads() == Loads::Two
+    }
+
+    /// Whether it runs two loads at once, or one at a time.
+    pub fn runs_pairs(self, pairs: bool) -> bool {
+        match self.loads() {
+            Loads::Either => true,
+            loads => (loads == Loads::Two) == pairs,
+        }
     }
 
     /// Whether its load runs on this machine itself, and in no guest.
     pub fn is_of_host(self) -> bool {
-        matches!(self, Stage::Host | Stage::Two | Stage::Remote)
+        self.place() == In::Host
+    }
+
+    /// Whether its guests are virtual PCs, booted by themselves.
+    pub fn is_of_pcs(self) -> bool {
+        self.place() == In::Pc
     }
 
     /// Whether a round is a boot of its own, of a guest or of two.
     pub fn boots_each_round(self) -> bool {
-        matches!(self, Stage::Guest | Stage::Vm | Stage::TwoGuests | Stage::TwoVms)
+        matches!(self.place(), In::Uml | In::Pc)
     }
 
-    /// The name in plans and flags.
-    pub fn name(self) -> &'static str {
-        match self {
-            Stage::Host => "host",
-            Stage::Guest => "guest",
-            Stage::Vm => "vm",
-            Stage::Two => "two",
-            Stage::TwoGuests => "two-guests",
-            Stage::TwoVms => "two-vms",
-            Stage::Xen => "xen",
-            Stage::Remote => "remote",
-        }
+    /// Whether all rounds are in one boot.
+    pub fn boots_once(self) -> bool {
+        self.place() == In::Xen
     }
 }
 

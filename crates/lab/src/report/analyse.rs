@@ -47,7 +47,7 @@ impl Analysis {
 /// of a round has a boot of its own, the round is what they have in common.
 fn blocks(samples: &[Sample]) -> BTreeMap<(Stage, u32), u32> {
     // A lab of before gave Xen's boots no number; it boots once for all rounds.
-    let boot = |sample: &Sample| sample.boot.or((sample.stage == Stage::Xen).then_some(0));
+    let boot = |sample: &Sample| sample.boot.or(sample.stage.boots_once().then_some(0));
     let mut boots: BTreeMap<(Stage, u32), BTreeSet<u32>> = BTreeMap::new();
     for sample in samples {
         if let Some(boot) = boot(sample) {

@@ -16,9 +16,9 @@ pub fn seconds(plan: &Plan, stage: Stage, workload: &dyn Workload) -> f64 {
 /// Seconds in which a stage finds out, before its first round, at which rate its loads by schedule go.
 fn rating(stage: Stage, arms: &[Running]) -> f64 {
     let one = rated::CAPACITY_TIME.as_secs_f64() + 0.5;
-    let one = if stage == Stage::Vm { one * TRANSLATED } else { one };
+    let one = if stage.is_of_pcs() { one * TRANSLATED } else { one };
     // In a guest the twin has a disk of its own.
-    let counts = |arm: &&Running| stage != Stage::Host || arm.name == arm.entry.name;
+    let counts = |arm: &&Running| !stage.is_of_host() || arm.name == arm.entry.name;
     one * arms.iter().filter(|arm| arm.is_rated()).filter(counts).count() as f64
 }
 

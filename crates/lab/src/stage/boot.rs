@@ -95,17 +95,15 @@ pub fn disk_bytes(size: u64, inner: Inner) -> u64 {
 /// Boots a guest with the disks of `attached` and finds or makes each arm's device.
 pub fn boot(runner: &Runner<'_>, stage: Stage, attached: &mut [Attached<'_>]) -> Result<Machine> {
     runner.stop.check()?;
-    let machine = match stage {
-        Stage::Vm | Stage::TwoVms => qemu(runner, attached)?,
-        _ => uml(runner, attached)?,
-    };
+    let pc = stage.is_of_pcs();
+    let machine = if pc { qemu(runner, attached)? } else { uml(runner, attached)? };
     let kinds = attached_kinds(attached);
     let disks = order(&machine, kinds);
     let shell = Shell::new(&machine, runner.stop);
     let mut clients = 0;
     for (one, disk) in attached.iter_mut().zip(disks) {
-        let disk = match (&one.served.access, stage) {
-            (Access::Nbd { .. }, Stage::Vm | Stage::TwoVms) => {
+        let disk = match &one.served.access {
+            Access::Nbd { .. } if pc => {
                 clients += 1;
                 match nbd_client(&shell, clients - 1) {
                     Ok(device) => Some(device),

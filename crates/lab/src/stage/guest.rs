@@ -75,6 +75,9 @@ pub fn missing_workload(workload: &dyn Workload, env: &Env) -> Option<Missing> {
     }
 }
 
+/// The stages of this file.
+pub const STAGES: &[&dyn Stage] = &[&InGuest { pc: false }, &InGuest { pc: true }];
+
 /// The stages `guest` and `vm`.
 pub struct InGuest {
     /// A virtual PC, or User-Mode Linux.

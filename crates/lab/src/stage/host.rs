@@ -103,6 +103,9 @@ fn fio_engine(engine: &str) -> Option<Missing> {
     })
 }
 
+/// The stages of this file.
+pub const STAGES: &[&dyn Stage] = &[&OnHost, &Elsewhere];
+
 /// The stage `host`.
 pub struct OnHost;
 

@@ -1,18 +1,14 @@
-//! Where a load runs. One file each says all that plans, runs and reports ask of it; [`of`] has them by their names.
+//! Where a load runs. One file each says all that plans, runs and reports ask of it; [`of`] has them by their names, which are
+//! listed with [`Name`].
 
 mod boot;
 pub mod durable;
-pub mod guest;
 mod here;
-pub mod host;
 mod inside;
 pub mod kind;
 mod pair;
 mod start;
-pub mod two;
 mod two_bonnie;
-pub mod two_guests;
-pub mod xen;
 
 use crate::backend::{Entry, Inner};
 use crate::env::{Env, Missing};
@@ -22,18 +18,20 @@ use crate::sample::Stage as Name;
 use crate::workload::Workload;
 use kind::Stage;
 
+/// The files with stages.
+macro_rules! files {
+    ($($file:ident)*) => {
+        $(pub mod $file;)*
+        const FILES: &[&[&dyn Stage]] = &[$($file::STAGES),*];
+    };
+}
+
+files! { guest host two two_guests xen }
+
 /// The stage of that name.
 pub fn of(name: Name) -> &'static dyn Stage {
-    match name {
-        Name::Host => &host::OnHost,
-        Name::Guest => &guest::InGuest { pc: false },
-        Name::Vm => &guest::InGuest { pc: true },
-        Name::Two => &two::TwoLoads,
-        Name::TwoGuests => &two_guests::InTwo { pc: false },
-        Name::TwoVms => &two_guests::InTwo { pc: true },
-        Name::Xen => &xen::InXen,
-        Name::Remote => &host::Elsewhere,
-    }
+    let mut all = FILES.iter().copied().flatten().copied();
+    all.find(|stage| stage.name() == name).unwrap_or_else(|| unreachable!("no file has {name}"))
 }
 
 /// Bytes on the disks' file system that a stage with these arms needs.
@@ -81,11 +79,13 @@ mod tests {
             seed: 1,
             capacity: None,
         };
+        assert_eq!(FILES.iter().map(|file| file.len()).sum::<usize>(), Name::ALL.len());
         let mut headings = BTreeSet::new();
         let mut places = BTreeSet::new();
         for name in Name::ALL {
             let stage = of(name);
             assert_eq!(stage.name(), name);
+            assert_eq!(serde_json::to_value(name).unwrap(), name.name());
             let words = stage.words();
             assert!(headings.insert(words.heading), "{name}: {}", words.heading);
             assert!(places.insert(words.place), "{name} has the place of another");

@@ -44,6 +44,9 @@ pub fn room(size: u64, arms: &[Running]) -> u64 {
         + if snapshots { 2 * (size + BESIDE) } else { 0 }
 }
 
+/// The stages of this file.
+pub const STAGES: &[&dyn Stage] = &[&TwoLoads];
+
 /// The stage `two`.
 pub struct TwoLoads;
 

@@ -41,6 +41,9 @@ const TRANSLATED_LONGER: Duration = Duration::from_millis(2000);
 /// A load under way, and when it must have ended.
 type Sent<'a> = (ringtap_guest::Job<'a>, Instant);
 
+/// The stages of this file.
+pub const STAGES: &[&dyn Stage] = &[&InTwo { pc: false }, &InTwo { pc: true }];
+
 /// The stages `two-guests` and `two-vms`.
 pub struct InTwo {
     /// Virtual PCs, or User-Mode Linux.

@@ -156,9 +156,8 @@ pub trait Workload: Sync {
             (Client::Flushes, _) => true,
             (client, Stage::Remote) => matches!(client, Client::Job | Client::Start),
             (Client::Start, _) => false,
-            (_, Stage::Xen) => true,
-            (Client::TwoFiles, Stage::Two) => false,
-            _ => self.is_pair() == stage.is_contention(),
+            (Client::TwoFiles, _) if stage.is_of_host() => false,
+            _ => stage.runs_pairs(self.is_pair()),
         }
     }
 }

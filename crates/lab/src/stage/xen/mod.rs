@@ -7,7 +7,7 @@
 mod machine;
 mod stage;
 
-pub use stage::{InXen, TURN};
+pub use stage::{STAGES, TURN};
 
 use std::cell::Cell;
 use std::fs::File;

@@ -38,8 +38,11 @@ const NESTED: f64 = 4.0;
 /// Seconds in which an arm's disks are attached and detached.
 pub const TURN: f64 = 8.0;
 
+/// The stages of this file.
+pub const STAGES: &[&dyn Stage] = &[&InXen];
+
 /// The stage.
-pub struct InXen;
+struct InXen;
 
 impl Stage for InXen {
     fn name(&self) -> Name {
