@@ -4,22 +4,23 @@ use std::path::{Path, PathBuf};
 
 use ringtap_image::qcow2::{self, Amendment, Header};
 use ringtap_image::{
-    CacheMode, Container, Format, OpenError, OpenOptions, Place, Role, on_a_ring, probe, record,
+    CacheMode, Container, Format, OpenError, OpenOptions, Place, Role, is_store, on_a_ring, probe,
+    record,
 };
 
 use crate::error::Tried;
-use crate::files::{beside, same_file};
-use crate::{BackingFile, Error, NamedFormat, Note, Reading, Watcher, Writing, chain, resize};
+use crate::files::beside;
+use crate::{Error, Note, Reading, Watcher, Writing, chain, resize};
 
 /// What is changed of a qcow2 image.
 #[derive(Clone, Debug, Default)]
 pub struct Changes {
     /// What its header says of itself.
     pub header: Amendment,
-    /// The name of the image below; empty: none. What is read is up to the caller.
+    /// The name of the image below, which is to be the one that there is.
     pub backing: Option<String>,
-    /// The format of that.
-    pub backing_format: Option<NamedFormat>,
+    /// The format of that, as the image has it.
+    pub backing_format: Option<String>,
     /// Bytes of its disk, no fewer than they are.
     pub size: Option<u64>,
 }
@@ -40,29 +41,8 @@ pub fn amend(
     let (changed, image) = (container.clone(), Place::from(file));
     let own = container.clone();
     let header = on_a_ring(file, |io| async move { Header::read(&io, &own).await })??;
-    let below = match (&wanted.backing, wanted.backing_format) {
-        (None, None) => None,
-        (Some(name), _) if name.is_empty() => Some(None),
-        (name, format) => {
-            let own = header.backing_file.as_deref().map(std::str::from_utf8);
-            let own = own.transpose().map_err(|_| {
-                Error::usage("backing_fmt: the name of its backing file is not UTF-8: give backing_file= too")
-            })?;
-            let name = name.clone().or_else(|| own.map(str::to_owned));
-            let name = name.ok_or_else(|| Error::usage("backing_fmt: it has no backing file"))?;
-            let known = header.backing_format().and_then(|name| std::str::from_utf8(name).ok());
-            let format = format.or(known.and_then(|name| name.parse().ok()));
-            let backing = BackingFile::find(file, name, format)?;
-            if same_file(file, &backing.path) {
-                return Err(Error::usage("an image cannot lie below itself"));
-            }
-            Some(Some(backing))
-        }
-    };
-    let new = below
-        .as_ref()
-        .map(|below| below.as_ref().map(|it| (it.name.clone(), it.format_name.to_owned())));
-    let amendment = Amendment { backing: new, ..wanted.header.clone() };
+    stays_below(&header, wanted)?;
+    let amendment = &wanted.header;
     // What cannot be is refused before anything is changed.
     let (tried, own) = (amendment.clone(), container.clone());
     on_a_ring(file, |io| async move { qcow2::may_amend(&io, &own, &tried).await })??;
@@ -75,49 +55,47 @@ pub fn amend(
     }
     let container = match wanted.size {
         Some(size) => {
-            if wanted.header.data_file.is_some() {
+            if amendment.data_file.is_some() {
                 let why = "size and data_file at once: it is not told which of the two files is to be longer";
                 return Err(Error::usage(why));
             }
-            let size_of = |below: &BackingFile| {
-                resize::disk_size(&Place::from(&*below.path), below.format, reading)
-            };
-            // Of what will lie below, and not of what the image names now, which may be gone.
-            let next = match below.as_ref().filter(|_| wanted.backing.is_some()) {
-                Some(next) => Some(next.as_ref().map(size_of).transpose()?),
-                None => None,
-            };
             drop((changed, container));
-            resize::set(&image, writing, size, next, reading)?;
+            resize::set(&image, writing, size, reading)?;
             writing.settled(file)?
         }
         None => container,
     };
     let changed = container.clone();
-    // A name that the image has had is not followed because its format is said.
-    let names = wanted.backing.is_some();
-    if let Some(name) = &wanted.header.data_file {
-        let path = beside(file, Path::new(name));
-        record::may_own(&image, &(&path).into(), true)?;
-        chain::also_allow(&image, Role::DataFile, &path);
+    let data = amendment.data_file.as_ref().map(|name| beside(file, Path::new(name)));
+    if let Some(path) = &data {
+        record::may_own(&image, &path.into(), true)?;
+        chain::also_allow(&image, Role::DataFile, path);
     }
-    if let Some(Some(backing)) = below.as_ref().filter(|_| names) {
-        chain::also_allow(&image, Role::Backing, &backing.path);
-    }
+    let amendment = amendment.clone();
     on_a_ring(file, |io| async move { qcow2::amend(&io, &container, &amendment).await })??;
-    if let Some(below) = below.as_ref().filter(|_| names) {
-        chain::record(&image, Role::Backing, below.as_ref().map(|it| it.path.as_path()));
-    }
-    if let Some(Some(below)) = &below {
-        chain::record_format_below(&image, &below.path, below.format);
-    }
-    if let Some(name) = &wanted.header.data_file {
-        let path = beside(file, Path::new(name));
-        chain::record(&image, Role::DataFile, Some(&path));
-        record::set_owner(&image, &(&path).into())
-            .tried(|| format!("cannot write down whose data file {} is", path.display()))?;
+    if let Some(path) = &data {
+        chain::record(&image, Role::DataFile, Some(path));
+        // One that is to come becomes the image's when it is first written to.
+        if is_store(path) || path.try_exists().unwrap_or(true) {
+            record::set_owner(&image, &path.into())
+                .tried(|| format!("cannot write down whose data file {} is", path.display()))?;
+        }
     }
     changed.confirm_format(Format::Qcow2);
+    Ok(())
+}
+
+/// Another image below is `rebase`'s to name, which knows what would read otherwise then.
+fn stays_below(header: &Header, wanted: &Changes) -> Result<(), Error> {
+    let differs = |said: &Option<String>, own: Option<&[u8]>| {
+        said.as_ref().is_some_and(|said| own != Some(said.as_bytes()))
+    };
+    if differs(&wanted.backing, header.backing_file.as_deref())
+        || differs(&wanted.backing_format, header.backing_format())
+    {
+        let why = "the backing file of an image that is there: ringtap rebase -u -b FILE -F FORMAT names another";
+        return Err(Error::usage(why));
+    }
     Ok(())
 }
 

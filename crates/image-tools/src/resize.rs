@@ -282,15 +282,10 @@ pub(crate) fn grow(
     Ok(())
 }
 
-/// What is to lie below an image: nothing, or a disk of so many bytes.
-pub(crate) type Below = Option<u64>;
-
 /// What a disk is to be.
 #[derive(Clone, Copy, Debug)]
 struct Wanted {
     size: u64,
-    /// What lies below it where that is to be another than it is now.
-    below: Option<Below>,
     preallocation: Preallocation,
     /// Whether an image is refused whose raw data file would show what it holds behind the end.
     gains_zeros: bool,
@@ -298,17 +293,15 @@ struct Wanted {
 
 impl Wanted {
     fn size(size: u64) -> Wanted {
-        Wanted { size, below: None, preallocation: Preallocation::Off, gains_zeros: false }
+        Wanted { size, preallocation: Preallocation::Off, gains_zeros: false }
     }
 }
 
-/// Make a disk larger, or nothing but what it is; one that would become smaller is refused. `below` is what lies below it where that
-/// is to be another than it is now.
+/// Make a disk larger, or nothing but what it is; one that would become smaller is refused.
 pub(crate) fn set(
     place: &Place,
     writing: Writing<'_>,
     size: u64,
-    below: Option<Below>,
     reading: &Reading,
 ) -> Result<(), Error> {
     let container = to_change(place, writing)?;
@@ -322,7 +315,7 @@ pub(crate) fn set(
         );
         return Err(Error::Usage(why));
     }
-    change(place, writing, container, Wanted { below, ..Wanted::size(size) }, reading)
+    change(place, writing, container, Wanted::size(size), reading)
 }
 
 /// Open the file of an image to change it, with what a killed server left for it in it.
@@ -359,7 +352,7 @@ fn change(
     place: &Place,
     writing: Writing<'_>,
     container: Container,
-    Wanted { size, below, preallocation, gains_zeros }: Wanted,
+    Wanted { size, preallocation, gains_zeros }: Wanted,
     reading: &Reading,
 ) -> Result<(), Error> {
     let (format, path) = (writing.format, place.path());
@@ -378,10 +371,9 @@ fn change(
                 }
                 None => None,
             };
-            let backing_size = match (below, &own.backing) {
-                (Some(below), _) => below,
-                (None, Some(_)) => Some(backing_size(path, format, reading)?),
-                (None, None) => None,
+            let backing_size = match &own.backing {
+                Some(_) => Some(backing_size(path, format, reading)?),
+                None => None,
             };
             let options =
                 ResizeOptions { size, shrink: true, backing_size, preallocation, gains_zeros };
@@ -425,7 +417,7 @@ fn backing_size(path: &Path, format: Format, reading: &Reading) -> Result<u64, E
 }
 
 /// Bytes of a disk that may be in use.
-pub(crate) fn disk_size(place: &Place, format: Format, reading: &Reading) -> Result<u64, Error> {
+fn disk_size(place: &Place, format: Format, reading: &Reading) -> Result<u64, Error> {
     let own = reading.options(format, CacheMode::Writeback)?;
     let options = OpenOptions { force_share: true, ..own };
     Ok(open_place(place, &options)?.info().size)

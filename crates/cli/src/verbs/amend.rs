@@ -76,8 +76,6 @@ pub(crate) struct AmendArgs {
 }
 
 const HELP: &str = "What can be changed of qcow2, with -o:
-  backing_file=FILE       image below, as ringtap rebase -u; what is read is up to you
-  backing_fmt=FORMAT      its format
   compat=0.10|1.1         version 2 or 3
   data_file=FILE          where its external data file is
   data_file_raw=off       that file is no longer a raw image by itself
@@ -158,10 +156,9 @@ fn wanted(options: &[(String, String)]) -> Result<Changes, Fault> {
         let refused = |instead: String| {
             Err(Fault::Usage(format!("{key} of an image that is there: {instead}")))
         };
-        let format = |text: &str| text.parse().map_err(|error| Fault::Usage(format!("{error}")));
         match key.as_str() {
             "backing_file" => wanted.backing = Some(value.clone()),
-            "backing_fmt" => wanted.backing_format = Some(format(value)?),
+            "backing_fmt" => wanted.backing_format = Some(value.clone()),
             "data_file" => wanted.header.data_file = Some(value.clone()),
             _ => {
                 taken.set(key, value).map_err(Fault::Usage)?;

@@ -309,15 +309,9 @@ fn small_clusters_have_room_for_what_matters() {
     bench.ok(&format!("qemu-img check -q {theirs}"));
     bench.ok("ringtap create -q -f qcow2 -o cluster_size=512,extended_l2=off b.qcow2 1M");
     let long = format!("/nowhere/{}", "n".repeat(100));
-    for words in ["rebase -u -F raw", "amend"] {
-        let line = match words {
-            "amend" => format!("ringtap amend -o backing_file={long}m,backing_fmt=raw b.qcow2"),
-            words => format!("ringtap {words} -b {long} b.qcow2"),
-        };
-        bench.ok(&line);
-        let facts = bench.json("qemu-img info --output json b.qcow2");
-        assert!(facts["backing-filename"].as_str().is_some_and(|name| name.starts_with(&long)));
-    }
+    bench.ok(&format!("ringtap rebase -u -F raw -b {long} b.qcow2"));
+    let facts = bench.json("qemu-img info --output json b.qcow2");
+    assert_eq!(facts["backing-filename"], long);
 }
 
 /// What a new image has allocated at once reads as noise, deciphered.

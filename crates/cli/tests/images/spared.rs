@@ -117,7 +117,6 @@ fn names_that_nobody_could_open_are_not_written() {
     for line in [
         "create -f qcow2 -b x:y.raw -F raw n.qcow2",
         "rebase -b x:y.raw -F raw o.qcow2",
-        "amend -o backing_file=x:y.raw,backing_fmt=raw o.qcow2",
         "create -f qcow2 -o data_file=x:d.raw n.qcow2 1M",
     ] {
         let said = bench.ends(&format!("ringtap {line}"), 2);

@@ -6,7 +6,6 @@ use super::downgrade::{self, downgrade};
 use super::extension;
 use super::header::{MAX_NAME, autoclear, compatible};
 use super::offline::Offline;
-use super::rebase::name_backing;
 use super::rewrite::Rewrite;
 use super::snapshot::replace_table;
 use super::snapshot_table;
@@ -26,8 +25,6 @@ pub struct Amendment {
     pub data_file_raw: Option<bool>,
     /// Whether refcounts may lag behind while the image is in use.
     pub lazy_refcounts: Option<bool>,
-    /// The backing file and its format as they are to be written down; none for no backing file.
-    pub backing: Option<Option<(String, String)>>,
 }
 
 /// Change what an image at rest says of itself. A power cut leaves it as it was or as it is to be.
@@ -35,7 +32,6 @@ pub async fn amend(io: &Io, container: &Container, amendment: &Amendment) -> Res
     let mut image = Offline::open_to_change(io, container).await?;
     match prepare(&mut image, amendment).await? {
         Tables::Stay => image.write_header().await,
-        // It says of zeros what the new backing file makes of them.
         Tables::LoseZeros => downgrade(&mut image).await,
         Tables::TellSizes => tell_sizes(&mut image).await,
     }
@@ -68,10 +64,6 @@ async fn prepare(image: &mut Offline<'_>, amendment: &Amendment) -> Result<Table
         return Err(image.refused("lazy_refcounts needs version 3: add compat=1.1"));
     }
     name_data_file(image, amendment)?;
-    if let Some(backing) = &amendment.backing {
-        let backing = backing.as_ref().map(|(name, format)| (name.as_str(), format.as_str()));
-        name_backing(image, backing)?;
-    }
     let mut tables = Tables::Stay;
     match (image.header.version, version) {
         (2, 3) => tables = upgrade(image).await?,

@@ -91,7 +91,7 @@ async fn check_as(
 ) -> Result<Report, ToolError> {
     let mut image = open(io, container).await?;
     let memory = memory_beside(&image, memory);
-    let Looked { report: mut before, dangles, too_much } =
+    let Looked { report: mut before, dangles, too_much, beyond_repair } =
         look(&mut image, Repair::Nothing, memory).await?;
     if let Some(found) = too_much.filter(|_| repair != Repair::All) {
         return Err(image.refused(format!(
@@ -105,6 +105,10 @@ async fn check_as(
         Repair::All => !before.is_clean() || flagged,
     };
     if !wanted {
+        return Ok(before);
+    }
+    if let Some(why) = beyond_repair {
+        before.messages.insert(0, format!("nothing is repaired, since {why}"));
         return Ok(before);
     }
     if dangles && (repair == Repair::Leaks || asked == Asked::No) {
@@ -174,13 +178,15 @@ struct Looked {
     dangles: bool,
     /// What is more than there may be, so that nobody opens the image until it is gone.
     too_much: Option<String>,
+    /// Why nothing can be repaired, where nothing can.
+    beyond_repair: Option<String>,
 }
 
 async fn look(image: &mut Offline<'_>, repair: Repair, memory: usize) -> Result<Looked, ToolError> {
     let mut report =
         Report { total_clusters: image.header.size.div_ceil(image.cluster()), ..Report::default() };
     let mut start = 0;
-    let (mut dangles, mut too_much) = (false, None);
+    let (mut dangles, mut too_much, mut beyond_repair) = (false, None, None);
     loop {
         let mut problems = Problems::default();
         let mut tables = Tables::read(image, &mut problems).await?;
@@ -188,9 +194,12 @@ async fn look(image: &mut Offline<'_>, repair: Repair, memory: usize) -> Result<
         if problems.absurd {
             report.corruptions += problems.count;
             report.messages = problems.messages;
+            let why = "its tables claim what no file of its size can hold";
             return match repair {
-                Repair::Nothing => Ok(Looked { report, dangles, too_much }),
-                _ => Err(image.corrupt("its tables claim what no file of its size can hold")),
+                Repair::Nothing => {
+                    Ok(Looked { report, dangles, too_much, beyond_repair: Some(why.to_owned()) })
+                }
+                _ => Err(image.corrupt(why)),
             };
         }
         tables.count(image, &mut counts, Some(&mut problems)).await?;
@@ -201,20 +210,17 @@ async fn look(image: &mut Offline<'_>, repair: Repair, memory: usize) -> Result<
             if image.header.refcount_table_clusters == 0 {
                 problems.add(|| "there is no refcount table where the header says".to_owned());
             }
-            if repair != Repair::Nothing && problems.blind {
-                return Err(image.corrupt(format!(
-                    "it cannot be repaired, since some tables cannot be read ({})",
-                    problems.messages.join("; ")
-                )));
-            }
             let no_refcounts =
                 tables.refcount_table_is_wrong || image.header.refcount_table_clusters == 0;
-            if repair != Repair::Nothing && no_refcounts && !problems.dangling.is_empty() {
-                return Err(image.corrupt(format!(
-                    "it cannot be repaired, since some refcounts cannot be read, and a pointer leads nowhere: what that led to \
-                     would look free ({}). Convert it to a new image",
-                    problems.messages.join("; ")
-                )));
+            if problems.blind {
+                beyond_repair = Some("some tables cannot be read".to_owned());
+            } else if no_refcounts && !problems.dangling.is_empty() {
+                let why = "some refcounts cannot be read, and a pointer leads nowhere: what that led to would look \
+                           free. Convert it to a new image";
+                beyond_repair = Some(why.to_owned());
+            }
+            if let Some(why) = beyond_repair.as_ref().filter(|_| repair != Repair::Nothing) {
+                return Err(image.corrupt(format!("it cannot be repaired, since {why}")));
             }
             look_at_data(image, &tables, &mut report).await?;
             too_much = tables.snapshots.loses().then(|| tables.snapshots.messages.join("; "));
@@ -238,7 +244,7 @@ async fn look(image: &mut Offline<'_>, repair: Repair, memory: usize) -> Result<
         }
         start = counts.range().end;
         if start == u64::MAX {
-            return Ok(Looked { report, dangles, too_much });
+            return Ok(Looked { report, dangles, too_much, beyond_repair });
         }
     }
 }
