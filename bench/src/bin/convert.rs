@@ -11,7 +11,7 @@ use ringtap_load::parse_size;
 use serde_json::json;
 use std::path::{Path, PathBuf};
 
-/// `ringtap convert` beside `qemu-img convert` and nbdcopy, which all leave it to the page cache to
+/// `ringtap convert` beside `qemu-img convert`, nbdcopy and an older Ringtap where one is given, which all leave it to the page cache to
 /// write, but for the cases named `direct`.
 #[derive(Parser)]
 struct Cli {
@@ -22,6 +22,10 @@ struct Cli {
     /// The Ringtap to measure [default: beside this program, else in PATH].
     #[arg(long, value_name = "PATH")]
     ringtap: Option<PathBuf>,
+
+    /// An older Ringtap, to be measured beside it [default: $RINGTAP_BEFORE, if that is set].
+    #[arg(long, value_name = "PATH")]
+    before: Option<PathBuf>,
 
     /// Where the images lie.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "tmpfs,ext4")]
@@ -57,7 +61,12 @@ fn main() -> Result<()> {
         cli.rounds > 0 && cli.fs.iter().any(|fs| !wanted(fs).is_empty()),
         "nothing to measure: --rounds at least 1, --fs of tmpfs, ext4, --only of the cases' names"
     );
-    let ways = Way::all(ringtap_program(cli.ringtap.as_deref()));
+    let mut ways = Way::all(ringtap_program(cli.ringtap.as_deref()));
+    let before = cli.before.or_else(|| std::env::var_os("RINGTAP_BEFORE").map(PathBuf::from));
+    if let Some(before) = before {
+        ensure!(before.is_file(), "no older Ringtap: {} is no file", before.display());
+        ways.push(Way::Build("before".into(), before));
+    }
     let mut reports = Vec::new();
     for fs in &cli.fs {
         let parent = if *fs == Fs::Tmpfs { Path::new("/dev/shm") } else { &cli.dir };
