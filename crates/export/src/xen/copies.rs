@@ -3,7 +3,7 @@
 use std::ptr;
 
 use super::gntdev::{Copy, Foreign, Way};
-use super::kept::Kept;
+use super::persistent::PersistentGrants;
 use super::wire::Segment;
 
 /// Copies and whose they are.
@@ -20,7 +20,7 @@ impl Copies {
         &mut self,
         owner: u16,
         domain: u16,
-        kept: Option<&Kept>,
+        kept: Option<&PersistentGrants>,
         segments: &[Segment],
         local: &mut [u8],
         way: Way,

@@ -25,7 +25,7 @@ struct Chunk {
 }
 
 /// The pages that are kept.
-pub(crate) struct Kept {
+pub(crate) struct PersistentGrants {
     chunks: Vec<Option<Chunk>>,
     /// Chunk and page, by grant.
     places: HashMap<u32, (usize, usize)>,
@@ -36,10 +36,10 @@ pub(crate) struct Kept {
     refused: bool,
 }
 
-impl Kept {
+impl PersistentGrants {
     /// Room for so many pages.
-    pub(crate) fn new(most: usize) -> Kept {
-        Kept {
+    pub(crate) fn new(most: usize) -> PersistentGrants {
+        PersistentGrants {
             chunks: vec![],
             places: HashMap::new(),
             most,
@@ -116,7 +116,7 @@ impl Kept {
         true
     }
 
-    /// Where a segment lies, if its page is mapped. Good until the next [`Kept::map`].
+    /// Where a segment lies, if its page is mapped. Good until the next [`PersistentGrants::map`].
     #[inline]
     pub(crate) fn address(&self, segment: &Segment) -> Option<*mut u8> {
         let (chunk, page) = *self.places.get(&segment.grant)?;

@@ -11,7 +11,7 @@ use ringtap_vbd::{Error, Kind, Refusal, Request, Vbd};
 use super::buffer_cache::BufferCache;
 use super::copies::Copies;
 use super::gntdev::{Foreign, Way};
-use super::kept::Kept;
+use super::persistent::PersistentGrants;
 use super::record::{Left, Record};
 use super::ring::{BackRing, RingError};
 use super::wire::{self, Action, Asked, INDIRECT_SEGMENTS, PAGE, SEGMENT, Segment, Status};
@@ -38,7 +38,7 @@ struct State<F> {
     ring: BackRing,
     foreign: F,
     /// Pages that stay mapped, where the frontend goes on using the same.
-    kept: Option<Kept>,
+    kept: Option<PersistentGrants>,
     /// Whether discards were offered.
     discards: bool,
     record: Option<Record>,
@@ -108,7 +108,7 @@ impl<F: Foreign> XenQueue<F> {
         vbd: Rc<Vbd>,
         ring: BackRing,
         foreign: F,
-        kept: Option<Kept>,
+        kept: Option<PersistentGrants>,
         discards: bool,
         Remembered { record, left }: Remembered,
     ) -> XenQueue<F> {

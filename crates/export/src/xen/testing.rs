@@ -13,9 +13,9 @@ use ringtap_vbd::Vbd;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
 use super::gntdev::{Copy, Foreign, Way};
-use super::kept::Kept;
 use super::nodes::{Wishes, discards};
 use super::pages::Pages;
+use super::persistent::PersistentGrants;
 use super::queue::{Remembered, XenQueue};
 use super::record::Record;
 pub use super::ring::RingError;
@@ -239,7 +239,7 @@ impl Backend {
         let back = back.with_left(left.len() as u32);
         let mut tasks = Tasks::new(Box::new(Ring::new()?));
         let io = tasks.io().clone();
-        let kept = (kept > 0).then(|| Kept::new(kept));
+        let kept = (kept > 0).then(|| PersistentGrants::new(kept));
         let discards = discards(&vbd, &Wishes { discard: true, ..Wishes::default() });
         let (vbd, past) = (Rc::new(vbd), Remembered { record, left });
         let queue = XenQueue::new(io.clone(), vbd.clone(), back, memory, kept, discards, past);

@@ -12,7 +12,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use super::evtchn::Port;
 use super::gntdev::Gntdev;
-use super::kept::Kept;
+use super::persistent::PersistentGrants;
 use super::queue::{Remembered, XenQueue};
 use super::record::{Left, Record};
 use super::ring::{BackRing, RingError};
@@ -125,7 +125,7 @@ fn run(start: Start, reactor: Box<dyn Reactor>, bell: &Arc<OpenFile>) {
     let mut tasks = Tasks::new(reactor);
     let io = tasks.io().clone();
     let Start { name, vbd, ring, port, gntdev, kept, discards, record, left, take_over } = start;
-    let kept = (kept > 0).then(|| Kept::new(kept));
+    let kept = (kept > 0).then(|| PersistentGrants::new(kept));
     let (vbd, past) = (Rc::new(vbd), Remembered { record, left });
     let queue = XenQueue::new(io.clone(), vbd.clone(), ring, gntdev, kept, discards, past);
     let queue = Rc::new(queue);

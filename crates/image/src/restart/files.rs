@@ -219,11 +219,11 @@ mod tests {
             "the same the next time"
         );
         if rustix::process::geteuid().is_root() {
-            let alien = shared.path().join("ringtap-0.0");
-            fs::create_dir(&alien).expect("made");
-            std::os::unix::fs::chown(&alien, Some(65534), None).expect("given away");
+            let another_users = shared.path().join("ringtap-0.0");
+            fs::create_dir(&another_users).expect("made");
+            std::os::unix::fs::chown(&another_users, Some(65534), None).expect("given away");
             assert_eq!(folder_in(shared.path(), "ringtap-0", make_folder), other);
-            assert!(make_folder(&alien).is_err());
+            assert!(make_folder(&another_users).is_err());
         }
     }
 }
