@@ -35,11 +35,7 @@ fn get(port: u16, target: &str) -> Option<String> {
 }
 
 fn escaped(query: &str) -> String {
-    let of = |byte: u8| match byte {
-        b'0'..=b'9' | b'a'..=b'z' | b'A'..=b'Z' => char::from(byte).to_string(),
-        other => format!("%{other:02X}"),
-    };
-    query.bytes().map(of).collect()
+    percent_encoding::utf8_percent_encode(query, percent_encoding::NON_ALPHANUMERIC).to_string()
 }
 
 struct Ended(Child);

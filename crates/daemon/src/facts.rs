@@ -3,16 +3,12 @@
 use std::io::Write as _;
 use std::path::PathBuf;
 
-use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use ringtap_image::CacheMode;
+use ringtap_stores::percent::encoded;
 use serde::Serialize;
 
 use crate::left_out::LeftOut;
 use crate::{Address, Announce, Disk};
-
-/// What is written as `%XX` in a URI.
-const IN_URIS: &AsciiSet =
-    &NON_ALPHANUMERIC.remove(b'/').remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
 /// One disk as it is served.
 #[derive(Clone, Debug, Serialize)]
@@ -161,11 +157,11 @@ pub(crate) fn cache_name(mode: CacheMode) -> &'static str {
 
 /// Source: the NBD URI specification, doc/uri.md of the NetworkBlockDevice project.
 pub(crate) fn nbd_uri(address: &Address, name: &str, tls: bool) -> String {
-    let name = percent(name);
+    let name = encoded(name);
     let nbd = if tls { "nbds" } else { "nbd" };
     match address {
         Address::Unix(path) => {
-            format!("{nbd}+unix:///{name}?socket={}", percent(&path.to_string_lossy()))
+            format!("{nbd}+unix:///{name}?socket={}", encoded(&*path.to_string_lossy()))
         }
         Address::Tcp { host, port } if host.contains(':') => {
             format!("{nbd}://[{host}]:{port}/{name}")
@@ -173,11 +169,6 @@ pub(crate) fn nbd_uri(address: &Address, name: &str, tls: bool) -> String {
         Address::Tcp { host, port } => format!("{nbd}://{host}:{port}/{name}"),
         Address::Systemd(_) => String::new(),
     }
-}
-
-/// As a URI has it.
-pub(crate) fn percent(text: &str) -> String {
-    utf8_percent_encode(text, IN_URIS).to_string()
 }
 
 #[cfg(test)]

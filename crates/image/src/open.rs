@@ -154,31 +154,21 @@ pub fn on_a_ring<T: 'static, F: Future<Output = T> + 'static>(
 /// Bytes of a size like `4096`, `0x1000`, `10G`, `1.5T`; powers of 1024, at most 2^62.
 pub fn parse_size(text: &str) -> Option<u64> {
     let text = text.trim();
-    if let Some(digits) = text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
-        let plain = digits.bytes().all(|digit| digit.is_ascii_hexdigit());
-        let size = u64::from_str_radix(digits, 16).ok().filter(|_| plain);
-        return size.filter(|bytes| *bytes <= 1 << 62);
-    }
-    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let unit = text[digits.len()..].to_ascii_uppercase();
-    let shift = match unit.trim_end_matches('B').trim_end_matches('I') {
-        "" => 0,
-        "K" => 10,
-        "M" => 20,
-        "G" => 30,
-        "T" => 40,
-        "P" => 50,
-        "E" => 60,
-        _ => return None,
+    let size = match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
+        Some(digits) => {
+            let plain = digits.bytes().all(|digit| digit.is_ascii_hexdigit());
+            u64::from_str_radix(digits, 16).ok().filter(|_| plain)
+        }
+        None => {
+            // No exponents, groups of digits or parts of a byte.
+            let number = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+            let unit = text[number.len()..].trim_end_matches(['b', 'B']);
+            let plain = number.bytes().all(|digit| digit.is_ascii_digit())
+                || (!unit.is_empty() && number.bytes().all(|c| c.is_ascii_digit() || c == b'.'));
+            parse_size::Config::new().with_binary().parse_size(text).ok().filter(|_| plain)
+        }
     };
-    if let Ok(whole) = digits.parse::<u64>() {
-        return whole.checked_mul(1 << shift).filter(|bytes| *bytes <= 1 << 62);
-    }
-    if !digits.chars().all(|c| c.is_ascii_digit() || c == '.') {
-        return None;
-    }
-    let bytes = digits.parse::<f64>().ok()? * (1u64 << shift) as f64;
-    (bytes >= 0.0 && bytes.fract() == 0.0 && bytes <= (1u64 << 62) as f64).then_some(bytes as u64)
+    size.filter(|bytes| *bytes <= 1 << 62)
 }
 
 #[cfg(test)]
@@ -196,6 +186,8 @@ mod tests {
             ("2TiB", 2 << 40),
             ("1.5E", 3 << 59),
             ("0x10000", 65536),
+            ("1.3k", 1331),
+            ("512B", 512),
         ] {
             assert_eq!(parse_size(text), Some(bytes), "{text}");
         }
@@ -205,6 +197,11 @@ mod tests {
             "-1",
             "1X",
             "1.3",
+            "1.3B",
+            "1_000",
+            "1 k",
+            "k1",
+            "1.",
             "9999999999T",
             "5E",
             "16E",

@@ -20,7 +20,7 @@ use ringtap_io::{Nature, OpenFile, Time};
 use rustix::fs::FlockOperation;
 
 use crate::budget::{self, is_at};
-use crate::index::{CHUNK, digest, hex};
+use crate::index::{CHUNK, digest};
 
 /// Chunks that are made stable together.
 const TOGETHER: usize = 64;
@@ -94,7 +94,7 @@ impl Cache {
         let failed = |error: io::Error| Unusable::of(dir, error);
         make_folder(&dir.path).map_err(failed)?;
         may_trust(&dir.path).map_err(Unusable::Refused)?;
-        let name = hex(&digest(format!("{size} {identity}").as_bytes())[..16]);
+        let name = hex::encode(&digest(format!("{size} {identity}").as_bytes())[..16]);
         let folder = dir.path.join(name);
         let used = take(&folder).map_err(failed)?;
         used.set_modified(SystemTime::now()).map_err(failed)?;

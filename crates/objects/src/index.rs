@@ -16,7 +16,7 @@ pub const MOST: usize = HEAD + (MOST_IMAGE / CHUNK) as usize * DIGEST;
 
 const MAGIC: &[u8; 8] = b"RTIDX\0\0\x01";
 const HEAD: usize = 24;
-const DIGEST: usize = 32;
+pub(crate) const DIGEST: usize = 32;
 
 /// What each chunk of an image holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,10 +31,10 @@ impl Index {
     /// Read one, of the pinned digest where there is one; else what is wrong with it.
     pub fn parse(bytes: &[u8], pinned: Option<[u8; DIGEST]>) -> Result<Index, String> {
         if let Some(pinned) = pinned.filter(|pinned| *pinned != digest(bytes)) {
-            let found = hex(&digest(bytes));
+            let found = hex::encode(&digest(bytes));
             return Err(format!(
                 "is not the one that digest=sha256:{} names: it is sha256:{found}",
-                hex(&pinned)
+                hex::encode(&pinned)
             ));
         }
         let (Some(head), Some(rest)) = (bytes.get(..HEAD), bytes.get(HEAD..)) else {
@@ -96,11 +96,6 @@ impl Index {
 /// SHA-256.
 pub fn digest(bytes: &[u8]) -> [u8; DIGEST] {
     Sha256::digest(bytes).into()
-}
-
-/// As it is written in names.
-pub fn hex(digest: &[u8]) -> String {
-    digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

@@ -3,8 +3,10 @@
 use std::fmt;
 use std::time::Duration;
 
-use percent_encoding::percent_decode_str;
+use ringtap_stores::percent;
 use url::Url;
+
+use crate::index::DIGEST;
 
 /// An object of a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -125,16 +127,11 @@ impl fmt::Display for Uri {
     }
 }
 
-fn digest_of(value: &str) -> Result<[u8; 32], String> {
+fn digest_of(value: &str) -> Result<[u8; DIGEST], String> {
     let wrong = || format!("digest={value} is not sha256: and 64 hexadecimal digits");
-    let hex = value.strip_prefix("sha256:").filter(|hex| hex.len() == 64);
-    let digits = |hex: &&str| hex.bytes().all(|byte| byte.is_ascii_hexdigit());
-    let hex = hex.filter(digits).ok_or_else(wrong)?;
-    let mut digest = [0; 32];
-    for (byte, pair) in digest.iter_mut().zip(hex.as_bytes().chunks_exact(2)) {
-        let pair = std::str::from_utf8(pair).map_err(|_| wrong())?;
-        *byte = u8::from_str_radix(pair, 16).map_err(|_| wrong())?;
-    }
+    let digits = value.strip_prefix("sha256:").ok_or_else(wrong)?;
+    let mut digest = [0; DIGEST];
+    hex::decode_to_slice(digits, &mut digest).map_err(|_| wrong())?;
     Ok(digest)
 }
 
@@ -147,10 +144,8 @@ fn endpoint_of(value: &str) -> Result<String, String> {
     }
 }
 
-/// Without its `%XX`.
 fn decoded(path: &str) -> Result<String, String> {
-    let name = percent_decode_str(path).decode_utf8();
-    name.map(Into::into).map_err(|_| "the object's name is no UTF-8".into())
+    percent::decoded(path).ok_or_else(|| "the object's name is no UTF-8".into())
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 pub mod nbd;
+pub mod percent;
 pub mod rbd;
 mod relative;
 

@@ -1,10 +1,8 @@
 //! Relative names within images that are objects: what lies in the same folder of the same server.
 
-use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use url::Url;
 
-/// All that might mean something else than itself in a URI's path.
-const PLAIN: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+use crate::percent;
 
 /// What a relative name within an object leads to: a URI of the same server and bucket, reached in the same way. None where
 /// it leads out of there.
@@ -17,7 +15,7 @@ pub fn beside_object(object: &str, name: &str) -> Option<String> {
         match step {
             "" | "." => {}
             ".." => drop(steps.pop()?),
-            step => steps.push(utf8_percent_encode(step, PLAIN).to_string()),
+            step => steps.push(percent::part(step)),
         }
     }
     let ends_in_a_file =
@@ -70,7 +68,7 @@ impl Parts {
         let mut ways: Vec<_> =
             pairs.filter(|(name, _)| name != "digest" && name != "reconnect").collect();
         ways.sort_unstable();
-        let path = percent_decode_str(url.path()).decode_utf8().ok()?.into_owned();
+        let path = percent::decoded(url.path())?;
         let host = url.host_str().unwrap_or_default().to_owned();
         let port = url.port_or_known_default();
         Some(Parts { server: (url.scheme().to_owned(), host, port, ways), path })

@@ -1,6 +1,6 @@
 //! Images as QEMU's block layer describes them: `driver=qcow2,file.filename=PATH`, or as JSON.
 
-use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use ringtap_stores::percent::encoded;
 use serde_json::Value;
 
 use super::pairs::{is_json, is_on, pairs};
@@ -285,15 +285,6 @@ fn prefixed(text: &str) -> Option<String> {
         Some(path) => Some(format!("nbd+unix:///{export}?socket={}", encoded(path))),
         None => Some(format!("nbd://{place}/{export}")),
     }
-}
-
-/// What is written as `%XX` in a URI.
-const IN_URIS: &AsciiSet =
-    &NON_ALPHANUMERIC.remove(b'/').remove(b'-').remove(b'.').remove(b'_').remove(b'~');
-
-/// A name as it stands in a URI: what may mean something else there as `%XX`.
-fn encoded(name: &str) -> String {
-    utf8_percent_encode(name, IN_URIS).to_string()
 }
 
 /// A file's name that is not taken for a server's.

@@ -9,7 +9,7 @@ use anyhow::Context;
 use clap::Args;
 use ringtap_image::{CacheMode, Container, OpenError, OpenOptions, probe, record};
 use ringtap_image_tools::{format_of, named_below, waits_for_nothing};
-use ringtap_objects::{Publication, index::hex};
+use ringtap_objects::Publication;
 use ringtap_vbd::Progress;
 
 use super::bar::{Bar, Talk};
@@ -86,7 +86,7 @@ pub(crate) fn run(args: &PublishArgs) -> anyhow::Result<ExitCode> {
     }
     if !args.talk.quiet {
         say!("{}", published.name);
-        say!("digest=sha256:{}", hex(&published.digest));
+        say!("digest=sha256:{}", hex::encode(published.digest));
     }
     Ok(ExitCode::SUCCESS)
 }

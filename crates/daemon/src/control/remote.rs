@@ -2,10 +2,12 @@
 
 use std::path::PathBuf;
 
+use ringtap_stores::percent::encoded;
+
 use super::refusal::Refusal;
 use super::shape::{arguments, choice};
 use crate::address::Address;
-use crate::facts::{nbd_uri, percent as in_uri};
+use crate::facts::nbd_uri;
 use crate::running::Running;
 
 arguments! {
@@ -110,7 +112,7 @@ impl RemoteNbd {
         let folder = folder.map(|folder| folder.to_string_lossy().into_owned());
         for (key, value) in [("tls-certificates", &folder), ("tls-hostname", &self.tls_hostname)] {
             if let Some(value) = value {
-                uri += &format!("&{key}={}", in_uri(value));
+                uri += &format!("&{key}={}", encoded(value));
             }
         }
         Ok(uri.into())

@@ -247,12 +247,12 @@ pub(crate) struct PageState {
 impl PageState {
     pub(crate) fn new(number: u64, words: &[u64]) -> PageState {
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-        PageState { number, bits: digits(&bytes) }
+        PageState { number, bits: hex::encode(&bytes) }
     }
 
     /// Its number and its bits; none where these are none, or not whole words.
     pub(crate) fn words(&self) -> Option<(u64, Vec<u64>)> {
-        let bytes = bytes(&self.bits).filter(|bytes| bytes.len() % 8 == 0)?;
+        let bytes = hex::decode(&self.bits).ok().filter(|bytes| bytes.len() % 8 == 0)?;
         let words = bytes.chunks_exact(8).map(|word| word.try_into().map(u64::from_le_bytes));
         Some((self.number, words.collect::<Result<_, _>>().ok()?))
     }
@@ -342,20 +342,6 @@ pub(crate) struct MessageState {
     pub(crate) payload: String,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) files: Vec<usize>,
-}
-
-/// Bytes as they are written down.
-pub(super) fn digits(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-/// Those bytes.
-pub(super) fn bytes(digits: &str) -> Option<Vec<u8>> {
-    let digit = |byte: u8| char::from(byte).to_digit(16).map(|digit| digit as u8);
-    let pairs = digits.as_bytes().chunks_exact(2);
-    let is_whole = pairs.remainder().is_empty();
-    let bytes = pairs.map(|pair| Some(digit(pair[0])? << 4 | digit(pair[1])?));
-    bytes.collect::<Option<_>>().filter(|_| is_whole)
 }
 
 /// Write it down.

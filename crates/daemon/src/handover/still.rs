@@ -11,9 +11,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use super::closing::{self, Going, bring_back, failed};
 use super::lock;
-use super::state::{
-    BitmapState, Client, Connections, FrontEnd, JobState, MessageState, digits, encode,
-};
+use super::state::{BitmapState, Client, Connections, FrontEnd, JobState, MessageState, encode};
 use crate::Error;
 use crate::at_once::at_once;
 use crate::ids::{DiskId, ServerId};
@@ -164,7 +162,7 @@ impl Still {
             let requests = connection.requests.as_ref().map(|file| add(file));
             let messages = connection.messages.iter().map(|message| MessageState {
                 request: message.request,
-                payload: digits(&message.payload),
+                payload: hex::encode(&message.payload),
                 files: message.files.iter().map(|file| add(file)).collect(),
             });
             let messages = messages.collect();
@@ -180,7 +178,7 @@ impl Still {
                 structured: session.structured,
                 extended: session.extended,
                 contexts: session.contexts,
-                input: digits(&session.input),
+                input: hex::encode(&session.input),
             });
         }
         tell(&encode(&connections).map_err(failed)?, &files)

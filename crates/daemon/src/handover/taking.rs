@@ -15,7 +15,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use super::channel::{Channel, Files, Kind};
 use super::names::DiskNames;
-use super::state::{BitmapState, Client, Connections, JobState, State, bytes, decode};
+use super::state::{BitmapState, Client, Connections, JobState, State, decode};
 use super::still::in_parallel;
 use super::{CHANNEL, COME, Listening, leave_all, lock};
 use crate::folder::{Looked, ReadFile};
@@ -257,7 +257,8 @@ fn connect(body: &[u8], mut files: Files) -> Result<Going, String> {
     for front_end in connections.vhost_user {
         let mut messages = vec![];
         for message in front_end.messages {
-            let payload = bytes(&message.payload).ok_or("a message is no hexadecimal digits")?;
+            let payload =
+                hex::decode(&message.payload).map_err(|_| "a message is no hexadecimal digits")?;
             let come: Result<_, String> =
                 message.files.iter().map(|place| files.take(*place)).collect();
             messages.push(vhost_user::Message { request: message.request, payload, files: come? });
@@ -269,7 +270,8 @@ fn connect(body: &[u8], mut files: Files) -> Result<Going, String> {
     }
     for client in connections.nbd {
         let socket = files.take(client.socket)?;
-        let input = bytes(&client.input).ok_or("what a client sent is no hexadecimal digits")?;
+        let input = hex::decode(&client.input)
+            .map_err(|_| "what a client sent is no hexadecimal digits")?;
         let Client { place, export, structured, extended, contexts, .. } = client;
         let session = nbd::Session { socket, export, structured, extended, contexts, input };
         lock(&COME).sessions.push((place, session));

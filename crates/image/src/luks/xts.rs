@@ -103,8 +103,7 @@ mod tests {
     use crate::luks::{Encryption, Keyed};
 
     fn hex(text: &str) -> Vec<u8> {
-        let digit = |c: u8| (c as char).to_digit(16).expect("hex") as u8;
-        text.as_bytes().chunks(2).map(|pair| digit(pair[0]) << 4 | digit(pair[1])).collect()
+        hex::decode(text).expect("digits")
     }
 
     fn xts(key: &[u8], sector_size: usize, first: u64) -> Keyed {

@@ -228,7 +228,5 @@ fn seconds(time: SystemTime) -> u32 {
 fn random_id() -> std::io::Result<[u8; 16]> {
     let mut id = [0; 16];
     getrandom::fill(&mut id).map_err(|error| std::io::Error::other(error.to_string()))?;
-    id[6] = id[6] & 0x0f | 0x40;
-    id[8] = id[8] & 0x3f | 0x80;
-    Ok(id)
+    Ok(uuid::Builder::from_random_bytes(id).into_uuid().into_bytes())
 }

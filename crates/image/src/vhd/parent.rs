@@ -2,16 +2,13 @@
 
 use std::path::{Component, Path, PathBuf};
 
-use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
+use percent_encoding::percent_decode_str;
 use ringtap_io::Io;
+use ringtap_stores::percent;
 
 use super::header::{Header, Locator};
 use super::{bad, os};
 use crate::{Container, OpenError};
-
-/// What is written as `%XX` in a URL of a file.
-const IN_URLS: &AsciiSet =
-    &NON_ALPHANUMERIC.remove(b'/').remove(b'-').remove(b'_').remove(b'.').remove(b'~');
 
 /// The longest name that is read.
 const LONGEST: u32 = 4096;
@@ -86,7 +83,7 @@ pub(super) fn encoded(parent: &Path, child: &Path) -> Vec<([u8; 4], Vec<u8>)> {
     let utf16 = |text: &str| text.encode_utf16().flat_map(u16::to_le_bytes).collect::<Vec<u8>>();
     let relative = relative.to_string_lossy().into_owned();
     let absolute = parent.to_string_lossy().into_owned();
-    let url = utf8_percent_encode(&absolute, IN_URLS);
+    let url = percent::encoded(&absolute);
     vec![
         (*b"W2ru", utf16(&format!(".\\{}", relative.replace('/', "\\")))),
         (*b"W2ku", utf16(&absolute)),

@@ -4,8 +4,9 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use percent_encoding::percent_decode_str;
 use url::{Host, Url};
+
+use crate::percent;
 
 /// The port that NBD has of IANA.
 const PORT: u16 = 10809;
@@ -118,8 +119,7 @@ fn path_as_written(text: &str) -> &str {
 
 /// Without its `%XX`; `url` decodes query strings itself, and paths not.
 fn decoded(path: &str) -> Result<String, String> {
-    let name = percent_decode_str(path).decode_utf8();
-    name.map(Into::into).map_err(|_| "the export's name is no UTF-8".into())
+    percent::decoded(path).ok_or_else(|| "the export's name is no UTF-8".into())
 }
 
 #[cfg(test)]

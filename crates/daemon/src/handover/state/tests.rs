@@ -62,7 +62,7 @@ fn state() -> State {
 fn connections() -> Connections {
     let message = |request, payload: &[u8], files: &[usize]| MessageState {
         request,
-        payload: digits(payload),
+        payload: hex::encode(payload),
         files: files.to_vec(),
     };
     Connections {
@@ -80,7 +80,7 @@ fn connections() -> Connections {
             structured: true,
             extended: false,
             contexts: 1,
-            input: digits(b"%`"),
+            input: hex::encode(b"%`"),
         }],
         modified: vec![("/srv/a.img".into(), 1_700_000_000_000_000_000)],
         bitmaps: vec![],
@@ -272,7 +272,7 @@ fn what_was_stored_is_read_for_ever() {
     let devices = vec![DeviceState { disk: "a".into(), number: 7 }];
     let newer = State { devices, ..state };
     assert_eq!(encode(&newer).and_then(|text| decode(&text)), Ok(newer));
-    assert_eq!(bytes(&connections.vhost_user[0].messages[1].payload), Some(vec![0, 1, 0xfe]));
+    assert_eq!(hex::decode(&connections.vhost_user[0].messages[1].payload), Ok(vec![0, 1, 0xfe]));
 }
 
 #[test]
