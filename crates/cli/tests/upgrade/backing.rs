@@ -9,6 +9,7 @@ use rustix::process::Signal;
 use crate::bench::{Bench, READY, ends, said, stop};
 use crate::jobs::{qmp, until};
 use crate::names::ok;
+use crate::said::members;
 use crate::silent::{Source, stalls};
 
 fn qemu(bench: &Bench, program: &str, words: &[&str]) {
@@ -155,8 +156,7 @@ fn opened(server: u32, path: &str) -> usize {
 /// Whether a client has read from one of the disks.
 fn has_read(bench: &Bench) -> bool {
     let stats = qmp(bench, r#"{"execute":"query-blockstats"}"#);
-    let counts = stats.split("\"rd_operations\":").skip(1);
-    counts.map(str::trim_start).any(|count| !count.starts_with('0'))
+    members(&stats, "rd_operations").iter().any(|count| *count != 0)
 }
 
 /// An upgrade was given up before images were closed: what one lay upon then is let go once it lies there no more.

@@ -7,6 +7,7 @@ use std::time::Duration;
 use crate::bench::{Bench, READY, ends, said, stop};
 use crate::jobs::{is_at_work, is_paused, jobs, qmp, until};
 use crate::mirrors::{EXPORT, FILE, ask, serve, target_image, there, went_on};
+use crate::said::members;
 
 /// Programs that cannot take over, at once or once the disks stand still: the job goes on here.
 fn upgrades_that_fail(bench: &mut Bench) {
@@ -125,10 +126,8 @@ fn backups_by_a_bitmap_go_on_and_so_does_the_bitmap() {
 /// How many bytes the bitmap says have changed.
 fn dirty(bench: &Bench) -> u64 {
     let all = qmp(bench, r#"{"execute":"query-named-block-nodes"}"#);
-    let of = all.split("\"dirty-bitmaps\"").nth(1).unwrap_or_default();
-    let after = of.split("\"count\":").nth(1).unwrap_or_default().trim_start();
-    let digits: String = after.chars().take_while(char::is_ascii_digit).collect();
-    digits.parse().unwrap_or_else(|_| panic!("{all}"))
+    let first = members(&all, "dirty-bitmaps").first().map(|it| it[0]["count"].clone());
+    first.and_then(|count| count.as_u64()).unwrap_or_else(|| panic!("{all}"))
 }
 
 /// One that only keeps its moment goes on with that, and with those who read it.

@@ -8,7 +8,10 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+use serde_json::Value;
 use tempfile::TempDir;
+
+use crate::said::members;
 
 /// What a program says, by the channel that it was given, before it has prepared anything: that it is ready.
 pub const READY: &str = "exec 3>&\"${RINGTAP_HANDOVER#*:}\"; printf '\\2\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0' >&3";
@@ -223,13 +226,7 @@ impl Bench {
         let output = load.wait_with_output().expect("it ends");
         let text = said(&output);
         assert!(output.status.success(), "{text}\n{}", self.log());
-        let verified = text.split("\"blocks\":").nth(1).map(|rest| {
-            rest.chars()
-                .skip_while(|c| *c == ' ')
-                .take_while(char::is_ascii_digit)
-                .collect::<String>()
-        });
-        let blocks: u64 = verified.and_then(|digits| digits.parse().ok()).unwrap_or(0);
+        let blocks = members(&text, "blocks").first().and_then(Value::as_u64).unwrap_or(0);
         assert!(blocks > 100, "{text}");
     }
 }

@@ -2,24 +2,23 @@
 
 use std::time::Duration;
 
+use serde_json::Value;
+
 use crate::bench::{Bench, READY, ends, stop};
 use crate::jobs::{qmp, until};
 use crate::mirrors::{FILE, ask, serve, target_image};
+use crate::said::members;
 
 /// What is said of each bitmap: its name, bytes that have changed, whether it records.
 fn bitmaps(bench: &Bench) -> Vec<(String, u64, bool)> {
     let all = qmp(bench, r#"{"execute":"query-named-block-nodes"}"#);
-    let of = all.split("\"dirty-bitmaps\"").nth(1).unwrap_or_default();
-    let after = |text: &str, key: &str| {
-        let rest = text.split(&format!("\"{key}\":")).nth(1).unwrap_or_default().trim_start();
-        rest.split([',', '}']).next().unwrap_or_default().trim_matches([' ', '"']).to_owned()
+    let one = |bitmap: &Value| {
+        let name = bitmap["name"].as_str().unwrap_or_default().to_owned();
+        let count = bitmap["count"].as_u64().unwrap_or_else(|| panic!("{all}"));
+        (name, count, bitmap["recording"] == true)
     };
-    let one = |text: &str| {
-        let count = after(text, "count").parse().unwrap_or_else(|_| panic!("{all}"));
-        (after(text, "name"), count, after(text, "recording") == "true")
-    };
-    let list = of.split(']').next().unwrap_or_default();
-    list.split('{').skip(1).map(one).collect()
+    let list = members(&all, "dirty-bitmaps").into_iter().next();
+    list.as_ref().and_then(Value::as_array).into_iter().flatten().map(one).collect()
 }
 
 fn backup(bench: &Bench, sync: &str) {

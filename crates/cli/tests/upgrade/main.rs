@@ -11,6 +11,7 @@ mod jobs;
 mod mirrors;
 mod names;
 mod policies;
+mod said;
 mod silent;
 mod stopped;
 mod tls;

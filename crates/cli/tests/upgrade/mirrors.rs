@@ -1,7 +1,10 @@
 //! Mirrors at work when a server is followed by another: they go on where they were left, and miss no write.
 
+use serde_json::Value;
+
 use crate::bench::{Bench, READY, ends, image, stop};
 use crate::jobs::{is_at_work, is_paused, jobs, qmp, until};
+use crate::said::members;
 
 /// Have something done to the job, or the disk.
 pub fn ask(bench: &Bench, command: &str, arguments: &str) {
@@ -13,9 +16,8 @@ pub fn ask(bench: &Bench, command: &str, arguments: &str) {
 /// How many bytes the job has dealt with.
 fn dealt_with(bench: &Bench) -> u64 {
     let jobs = jobs(bench);
-    let after = jobs.split("\"current-progress\":").nth(1).unwrap_or_default().trim_start();
-    let digits: String = after.chars().take_while(char::is_ascii_digit).collect();
-    digits.parse().unwrap_or_else(|_| panic!("{jobs}\n{}", bench.log()))
+    let dealt = members(&jobs, "current-progress").first().and_then(Value::as_u64);
+    dealt.unwrap_or_else(|| panic!("{jobs}\n{}", bench.log()))
 }
 
 /// How often the job was gone on with.

@@ -6,6 +6,7 @@ use rustix::process::{Signal, kill_process};
 
 use crate::bench::{Bench, ends, pid};
 use crate::jobs::qmp;
+use crate::said::members;
 
 pub fn ok(bench: &Bench, command: &str, arguments: &str) -> String {
     let answer = qmp(bench, &format!(r#"{{"execute":"{command}","arguments":{arguments}}}"#));
@@ -70,7 +71,7 @@ fn secrets_files_and_images_keep_their_names() {
         ends(server);
         server = next;
         let after = nodes(&bench);
-        let same = |text: &str| text.split("\"wr_highest_offset\"").count();
+        let same = |text: &str| members(text, "wr_highest_offset").len();
         assert_eq!(same(&after), same(&before), "{turn}: {after}");
         for name in NAMES {
             assert!(after.contains(name), "{turn}, {name}: {after}");
