@@ -1,9 +1,12 @@
 //! The bench of every test of power cuts and kills: what is left when a server ends, and what a guest may find then.
 
 use std::cell::RefCell;
+use std::fmt::Display;
 use std::rc::Rc;
 
-use crate::{Disk, End, Guest};
+use ringtap_io::Io;
+
+use crate::{Device, Disk, End, Guest, alone, read_all};
 
 /// A disk under test, and how it is served. Clones are of the same disk.
 pub trait Bench: Clone {
@@ -13,8 +16,26 @@ pub trait Bench: Clone {
     /// The same with what such an end has left of the disk, and of memory ([`End::leaves`]).
     fn on(&self, disk: Disk, end: End) -> Self;
 
+    /// What the orders follow from by which one task has the disk to itself.
+    fn seed(&self) -> u64;
+
     /// All that the disk shows to whoever opens it after such an end, or what is wrong with it.
     fn look(&self, end: End) -> Result<Vec<u8>, String>;
+
+    /// Run one task to its end, with nothing else on the disk.
+    fn alone<T: 'static>(&self, task: impl AsyncFnOnce(Io) -> T + 'static) -> T {
+        alone(self.disk(), self.seed(), task)
+    }
+
+    /// All that a device on it shows.
+    fn shown<D: Device<Error: Display> + 'static>(
+        &self,
+        device: D,
+        sectors: u64,
+    ) -> Result<Vec<u8>, String> {
+        let found = self.alone(async move |io| read_all(&io, &device, sectors).await);
+        found.map_err(|error| error.to_string())
+    }
 
     /// What an end now leaves.
     fn after(&self, end: End, seed: u64) -> Self {

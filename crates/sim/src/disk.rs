@@ -9,6 +9,7 @@ use ringtap_io::{File, Wall, Witness};
 use crate::end::End;
 use crate::medium::{Bad, Cell, Kind, Lacks, Medium, Style};
 use crate::pipe::{Event, Socket};
+use crate::stamp::SECTOR;
 use crate::versions::OpId;
 
 /// When the simulated world begins.
@@ -179,6 +180,11 @@ impl Disk {
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The same, of 512 bytes or, one of four, of 4096.
+    pub fn any(rng: &mut fastrand::Rng) -> Disk {
+        Disk::new(if rng.u8(0..4) == 0 { 4096 } else { SECTOR })
     }
 
     /// Bytes of a sector.

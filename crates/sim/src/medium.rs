@@ -54,6 +54,18 @@ pub struct Lacks {
     pub allocate: bool,
 }
 
+impl Lacks {
+    /// Some of it, on one file system of so many.
+    pub fn any(rng: &mut fastrand::Rng, of: u8) -> Lacks {
+        let some = rng.u8(0..of) == 0;
+        Lacks {
+            punch: some && rng.bool(),
+            zero_range: some && rng.bool(),
+            allocate: some && rng.bool(),
+        }
+    }
+}
+
 #[derive(Clone, Debug)]
 pub(crate) struct Bad {
     pub(crate) range: Range<u64>,

@@ -16,11 +16,11 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use ringtap_image::CacheMode;
-use ringtap_image::qcow2::{CreateOptions, create};
+use ringtap_image::qcow2::CreateOptions;
 use ringtap_io::{File, Io};
 use ringtap_sim::{
-    Bench, Disk, End, Guest, Promise, Refuses, SECTOR, all_well, alone, caught, hear_of_cut,
-    queues, random_asks, read_all, seeds, turn_all,
+    Bench, Disk, End, Guest, Promise, Refuses, SECTOR, all_well, caught, hear_of_cut, queues,
+    random_asks, read_all, seeds, turn_all,
 };
 use ringtap_vbd::{
     Backup, Breaks, Error, Job, Kind, MirrorError, Moment, OnErrors, Request, Scratch, Tracker,
@@ -28,7 +28,7 @@ use ringtap_vbd::{
 };
 
 use common::Served;
-use container::container;
+use container::make;
 use spec::Spec;
 
 const SECTORS: u64 = 96;
@@ -93,31 +93,12 @@ impl World {
     }
 
     fn create(&self, file: File) {
-        let image = container(&self.disk, file);
         let options = CreateOptions { size: SIZE, cluster_size: 4096, ..CreateOptions::default() };
-        self.alone(async move |io| {
-            create(&io, &image, None, &options).await.expect("an image");
-            io.sync(image.file()).await.expect("stable");
-        });
-    }
-
-    fn alone<T: 'static>(&self, task: impl AsyncFnOnce(Io) -> T + 'static) -> T {
-        alone(&self.disk, !self.seed, task)
-    }
-
-    fn open(&self, spec: &Spec) -> Vbd {
-        let (disk, spec) = (self.disk.clone(), spec.clone());
-        let image = self.alone(async move |io| spec.open(&io, &disk).await);
-        Vbd::new(image, CacheMode::None)
-    }
-
-    fn read_all(&self, spec: &Spec) -> Vec<u8> {
-        let vbd = self.open(spec);
-        self.alone(async move |io| read(&io, &vbd).await.expect("it reads"))
+        make(self, file, options);
     }
 
     fn run(&self, guest: &Guest, rng: &mut fastrand::Rng) -> Result<(), String> {
-        let (vbd, onto) = (self.open(&self.source), self.open(&self.target));
+        let (vbd, onto) = (self.source.served_by(self), self.target.served_by(self));
         if rng.bool() {
             self.disk.cut_power_at_turn(self.disk.turns() + rng.u64(1..600));
         }
@@ -171,7 +152,7 @@ impl World {
         }
         let kept = self.kept.borrow();
         let Some(bytes) = &*kept else { return Ok(()) };
-        match *bytes == self.read_all(&self.target) {
+        match *bytes == self.target.shown_by(self) {
             true => Ok(()),
             false => Err("the backup is not what the disk was".into()),
         }
@@ -183,6 +164,10 @@ impl Bench for World {
         &self.disk
     }
 
+    fn seed(&self) -> u64 {
+        !self.seed
+    }
+
     /// Nothing fails any more.
     fn on(&self, disk: Disk, _: End) -> World {
         faults::mend(&disk);
@@ -192,7 +177,7 @@ impl Bench for World {
     /// The disk that was kept; what was kept of it is as it was.
     fn look(&self, _: End) -> Result<Vec<u8>, String> {
         self.check()?;
-        Ok(self.read_all(&self.source))
+        Ok(self.source.shown_by(self))
     }
 }
 
@@ -491,7 +476,7 @@ fn ranges_that_several_use_at_once_are_caught() {
 #[test]
 fn a_moment_that_is_only_kept_takes_no_more_room_than_it_may() {
     let world = World::new(3, Wrongs::default(), &mut fastrand::Rng::with_seed(3));
-    let (from, onto) = (world.open(&world.source), world.open(&world.target));
+    let (from, onto) = (world.source.served_by(&world), world.target.served_by(&world));
     let own = from.fork();
     world.alone(async move |io| {
         let backup = Backup { room: Some(3 * 4096), granularity: 4096, ..Backup::new(own, onto) };
@@ -526,7 +511,7 @@ fn a_request_whose_old_content_cannot_be_saved_fails_where_the_moment_must_not()
     let new = |seed| World::new(seed, Wrongs::default(), &mut fastrand::Rng::with_seed(seed));
     let world = (0..).map(new).find(|world| matches!(world.target, Spec::Raw(_)));
     let world = world.expect("a seed");
-    let (from, onto) = (world.open(&world.source), world.open(&world.target));
+    let (from, onto) = (world.source.served_by(&world), world.target.served_by(&world));
     world.disk.break_range(world.target.file(), 8192..12288, Refuses::Writes);
     let own = from.fork();
     world.alone(async move |io| {

@@ -2,6 +2,8 @@
 //! moments, while guests write and bitmaps are added, cleared and replaced. Each time what was marked is compared with what
 //! was asked for and with what the disk holds. `RINGTAP_SEEDS` sets how many seeds are tried; a failure names its seed.
 
+#[path = "common/container.rs"]
+mod container;
 #[path = "bitmaps/memory.rs"]
 mod memory;
 #[path = "bitmaps/moves.rs"]
@@ -22,6 +24,7 @@ use ringtap_io::{File, Io, Mem};
 use ringtap_sim::{Disk, SECTOR, alone, queues, seeds, turn_all};
 use ringtap_vbd::{BitmapChange, BitmapWrongs, Kind, Request, Tracker, Vbd};
 
+use container::{container, timed};
 use memory::KilledMemory;
 use single::change;
 
@@ -96,12 +99,6 @@ struct Life {
     touched: RefCell<BTreeSet<u64>>,
     working: Cell<u32>,
     replaced: Cell<u32>,
-}
-
-fn container(disk: &Disk, file: File) -> Container {
-    let (request_alignment, memory_alignment) = (512, 512);
-    let traits = Traits { request_alignment, memory_alignment, ..Traits::FILE };
-    Container::simulated(file, disk.size(file), traits)
 }
 
 fn granules(range: &Range<u64>) -> Range<u64> {
@@ -189,8 +186,8 @@ impl World {
         let sidecar =
             Container::simulated(self.sidecar, self.disk.size(self.sidecar), Traits::FILE);
         let (memory, boot, booted) = (self.memory.clone(), self.boot, self.booted);
-        let (identity, time) = (self.identity, disk.clone());
-        let container = container(&disk, file).with_time(move || time.modified(file));
+        let identity = self.identity;
+        let container = timed(&disk, file);
         disk.watch(file, container.witness().clone());
         let wrongs = self.wrongs;
         self.alone(async move |io| {

@@ -3,20 +3,23 @@
 //! opens. `RINGTAP_SEEDS` sets how many seeds are tried; a failure names its seed.
 
 mod common;
+#[path = "common/container.rs"]
+mod container;
 
 use std::cell::RefCell;
 use std::collections::HashMap;
 
 use ringtap_image::luks::{CreateOptions, Derivation, Effort, Version, create};
 use ringtap_image::{CacheMode, Container, Luks, Secret, Traits};
-use ringtap_io::{File, Io, Mem, Tasks};
+use ringtap_io::{File, Mem, Tasks};
 use ringtap_sim::{
     Ask, Bench as _, Device, Disk, End, Fault, Guest, Lie, Promise, Run, SECTOR, Sim, all_well,
-    alone, caught, random_asks, read_all, seeds,
+    alone, caught, random_asks, seeds,
 };
 use ringtap_vbd::Vbd;
 
 use common::Served;
+use container::blocks;
 
 const SLOTS: usize = 5;
 const ASKS: usize = 40;
@@ -61,14 +64,7 @@ impl Bench {
     fn made(align: usize) -> Bench {
         let disk = Disk::new(SECTOR);
         let file = disk.add_file(0, align);
-        let traits = Traits {
-            regular: true,
-            read_only: false,
-            request_alignment: align as u64,
-            memory_alignment: align.min(512),
-            logical_block_size: 512,
-            physical_block_size: 4096,
-        };
+        let traits = blocks(align as u64);
         let mut bench = Bench { seed: 0, disk, file, len: 0, traits, sabotage: None };
         let options = CreateOptions {
             version: Version::Luks1,
@@ -91,10 +87,6 @@ impl Bench {
 
     fn container(&self) -> Container {
         Container::simulated(self.file, self.len, self.traits)
-    }
-
-    fn alone<T: 'static>(&self, task: impl AsyncFnOnce(Io) -> T + 'static) -> T {
-        alone(&self.disk, self.seed, task)
     }
 
     /// The container opened anew, as after a reboot.
@@ -124,14 +116,16 @@ impl ringtap_sim::Bench for Bench {
         &self.disk
     }
 
+    fn seed(&self) -> u64 {
+        self.seed
+    }
+
     fn on(&self, disk: Disk, _: End) -> Bench {
         Bench { disk, ..self.clone() }
     }
 
     fn look(&self, _: End) -> Result<Vec<u8>, String> {
-        let served = Served::new(self.open());
-        let found = self.alone(async move |io| read_all(&io, &served, SECTORS).await);
-        found.map_err(|error| error.to_string())
+        self.shown(Served::new(self.open()), SECTORS)
     }
 }
 

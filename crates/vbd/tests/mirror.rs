@@ -13,19 +13,19 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use ringtap_image::qcow2::{CreateOptions, create};
+use ringtap_image::qcow2::CreateOptions;
 use ringtap_image::{CacheMode, Image};
 use ringtap_io::{File, Io};
 use ringtap_sim::{
-    Bench, Disk, End, Guest, Promise, Refuses, SECTOR, all_well, alone, caught, hear_of_cut,
-    queues, random_asks, read_all, seeds, turn_all,
+    Bench, Disk, End, Guest, Promise, Refuses, SECTOR, all_well, caught, hear_of_cut, queues,
+    random_asks, read_all, seeds, turn_all,
 };
 use ringtap_vbd::{
     Ending, Error, Job, Mirror, MirrorError, Phase, Scope, Tracker, Unfinished, Vbd, Wrongs,
 };
 
 use common::Served;
-use container::container;
+use container::make;
 use spec::Spec;
 
 const SECTORS: u64 = 96;
@@ -105,32 +105,13 @@ impl World {
     }
 
     fn create(&self, file: File, overlay: bool) {
-        let image = container(&self.disk, file);
         let options = CreateOptions {
             size: SIZE,
             cluster_size: 4096,
             backing_file: overlay.then(|| "below".into()),
             ..CreateOptions::default()
         };
-        self.alone(async move |io| {
-            create(&io, &image, None, &options).await.expect("an image");
-            io.sync(image.file()).await.expect("stable");
-        });
-    }
-
-    fn alone<T: 'static>(&self, task: impl AsyncFnOnce(Io) -> T + 'static) -> T {
-        alone(&self.disk, !self.seed, task)
-    }
-
-    fn open(&self, spec: &Spec) -> Vbd {
-        let (disk, spec) = (self.disk.clone(), spec.clone());
-        let image = self.alone(async move |io| spec.open(&io, &disk).await);
-        Vbd::new(image, CacheMode::None)
-    }
-
-    fn read_all(&self, spec: &Spec) -> Vec<u8> {
-        let vbd = self.open(spec);
-        self.alone(async move |io| read(&io, &vbd).await.expect("it reads"))
+        make(self, file, options);
     }
 
     /// A target that suits what is copied, and whether only what the topmost image holds is.
@@ -155,8 +136,8 @@ impl World {
     fn run(&mut self, guest: &Guest, rng: &mut fastrand::Rng) -> Result<(), String> {
         let (target, top) = self.target(rng);
         let began_as = self.register.borrow().file();
-        let vbd = self.open(&self.register.borrow());
-        let onto = self.open(&target);
+        let vbd = self.register.borrow().served_by(self);
+        let onto = target.served_by(self);
         if rng.bool() {
             self.disk.cut_power_at_turn(self.disk.turns() + rng.u64(1..600));
         }
@@ -234,7 +215,7 @@ impl World {
     fn check_moment(&self) -> Result<(), String> {
         let moment = self.moment.borrow();
         let Some((spec, bytes)) = &*moment else { return Ok(()) };
-        let found = self.read_all(spec);
+        let found = spec.shown_by(self);
         match (0..SECTORS as usize).find(|at| sector(&found, *at) != sector(bytes, *at)) {
             Some(at) => Err(format!("sector {at} of the copy is not as it was at its moment")),
             None => Ok(()),
@@ -247,6 +228,10 @@ impl Bench for World {
         &self.disk
     }
 
+    fn seed(&self) -> u64 {
+        !self.seed
+    }
+
     /// Nothing fails any more.
     fn on(&self, disk: Disk, _: End) -> World {
         faults::mend(&disk);
@@ -256,7 +241,7 @@ impl Bench for World {
     /// The disk as the register says it is; the copy is as it was.
     fn look(&self, _: End) -> Result<Vec<u8>, String> {
         self.check_moment()?;
-        Ok(self.read_all(&self.register.borrow()))
+        Ok(self.register.borrow().shown_by(self))
     }
 }
 

@@ -1,13 +1,15 @@
 //! Mirrors step by step: what guests see of them, how they are steered, and how they end.
 
+#[path = "common/container.rs"]
+mod container;
+
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 
 use ringtap_image::{
-    Allocation, Boxed, CacheMode, Container, Discard, Extent, Image, Info, Null, OpenOptions, Raw,
-    Status, Traits,
+    Allocation, Boxed, CacheMode, Discard, Extent, Image, Info, Null, OpenOptions, Raw, Status,
 };
 use ringtap_io::{Io, Mem, Tasks};
 use ringtap_sim::{Disk, Sim, turn_all};
@@ -19,10 +21,7 @@ const SIZE: u64 = 64 << 10;
 const BLOCK: usize = 4096;
 
 fn raw(disk: &Disk) -> Box<dyn Image> {
-    let file = disk.add_file(SIZE, 512);
-    let (request_alignment, memory_alignment) = (512, 512);
-    let traits = Traits { regular: true, request_alignment, memory_alignment, ..Traits::FILE };
-    Box::new(Raw::new(Container::simulated(file, SIZE, traits)))
+    container::raw(disk, disk.add_file(SIZE, 512))
 }
 
 fn vbd(image: Box<dyn Image>) -> Vbd {

@@ -17,17 +17,18 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
-use ringtap_image::qcow2::{CreateOptions, Header, Parts, Qcow2, create};
-use ringtap_image::{CacheMode, Container, Identity, Image, RestartLog};
+use ringtap_image::qcow2::{CreateOptions, Header, Parts, Qcow2};
+use ringtap_image::{CacheMode, Identity, Image, RestartLog};
 use ringtap_io::{File, Io};
 use ringtap_sim::{
-    Bench, Disk, End, Guest, Promise, SECTOR, all_well, alone, hear_of_cut, queues, random_asks,
-    read_all, seeds, turn_all,
+    Bench, Disk, End, Guest, Promise, SECTOR, all_well, hear_of_cut, queues, random_asks, seeds,
+    turn_all,
 };
 use ringtap_vbd::{Busy, Quiesced, Vbd};
 
 use below::Below;
 use common::Served;
+use container::{log_memory, make, timed};
 use inside::Inside;
 
 const SECTORS: u64 = 96;
@@ -77,18 +78,9 @@ struct Opener {
     identity: Identity,
 }
 
-fn zeros() -> Arc<[AtomicU64]> {
-    (0..RestartLog::words_for(200)).map(|_| AtomicU64::new(0)).collect()
-}
-
-fn container(disk: &Disk, file: File) -> Container {
-    let clock = disk.clone();
-    container::container(disk, file).with_time(move || clock.modified(file))
-}
-
 impl Opener {
     async fn open(&self, io: &Io, base: Option<Box<dyn Image>>) -> Result<Box<dyn Image>, String> {
-        let container = container(&self.disk, self.file);
+        let container = timed(&self.disk, self.file);
         self.disk.watch(self.file, container.witness().clone());
         let header = Header::read(io, &container).await.map_err(|e| e.to_string())?;
         let log = RestartLog::with(Arc::new(self.words.clone()), self.identity, u64::MAX);
@@ -108,13 +100,12 @@ impl Chain {
         let (disk, base) = below.begin();
         let overlays = (0..OVERLAYS).map(|_| disk.add_file(0, 512));
         let files: Vec<File> = std::iter::once(base).chain(overlays).collect();
-        let logs = files.iter().map(|_| zeros()).collect();
+        let logs = files.iter().map(|_| log_memory(200)).collect();
         let bits = files.iter().map(|_| (0..64).map(|_| AtomicU64::new(0)).collect()).collect();
         let (top, inside) = (Rc::default(), None);
         let chain = Chain { seed, disk, files, logs, boot: 1, top, wrong, below, bits, inside };
         let made = usize::from(below != Below::Qcow2);
         for (at, file) in chain.files.iter().enumerate().skip(made) {
-            let image = container(&chain.disk, *file);
             let options = CreateOptions {
                 size: SIZE,
                 cluster_size: if seed % 3 == 0 { 16384 } else { 4096 },
@@ -122,16 +113,9 @@ impl Chain {
                 backing_file: (at > 0).then(|| "below".into()),
                 ..CreateOptions::default()
             };
-            chain.alone(async move |io| {
-                create(&io, &image, None, &options).await.expect("an image");
-                io.sync(image.file()).await.expect("stable");
-            });
+            make(&chain, *file, options);
         }
         chain
-    }
-
-    fn alone<T: 'static>(&self, task: impl AsyncFnOnce(Io) -> T + 'static) -> T {
-        alone(&self.disk, !self.seed, task)
     }
 
     fn opener(&self, at: usize) -> Opener {
@@ -153,7 +137,7 @@ impl Chain {
             let mut below: Option<Box<dyn Image>> = None;
             for (at, opener) in openers.into_iter().enumerate() {
                 if at == 0 && lowest != Below::Qcow2 {
-                    let image = lowest.open(&io, container(&opener.disk, opener.file)).await?;
+                    let image = lowest.open(&io, timed(&opener.disk, opener.file)).await?;
                     if top > 0 && wrong != Some(Wrong::RawBelowForgotten) {
                         image.close(&io).await.map_err(|error| error.to_string())?;
                     }
@@ -303,6 +287,10 @@ impl Bench for Chain {
         &self.disk
     }
 
+    fn seed(&self) -> u64 {
+        !self.seed
+    }
+
     fn on(&self, disk: Disk, end: End) -> Chain {
         let left = |all: &[Arc<_>]| all.iter().map(|words| end.leaves(words)).collect();
         let (logs, bits) = (left(&self.logs), left(&self.bits));
@@ -313,10 +301,7 @@ impl Bench for Chain {
     fn look(&self, end: End) -> Result<Vec<u8>, String> {
         let vbd = self.open()?;
         let bitmaps = vbd.bitmaps();
-        let found = self.alone(async move |io| {
-            let found = read_all(&io, &Served::new(vbd), SECTORS).await;
-            found.map_err(|error| error.to_string())
-        })?;
+        let found = self.shown(Served::new(vbd), SECTORS)?;
         if self.inside.is_some() {
             inside::misses_nothing(bitmaps.as_deref(), &found, end)?;
         }

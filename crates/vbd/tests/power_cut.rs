@@ -2,6 +2,8 @@
 //! disk. `RINGTAP_SEEDS` sets how many seeds each mode is tried with; a failure names its seed.
 
 mod common;
+#[path = "common/container.rs"]
+mod container;
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -12,11 +14,12 @@ use ringtap_image::{CacheMode, Container, Raw, Traits};
 use ringtap_io::{File, Tasks};
 use ringtap_sim::{
     Ask, Bench as _, Disk, End, Fault, Guest, Lacks, Lie, Promise, Refuses, Run, SECTOR, all_well,
-    alone, caught, random_asks, read_all, seeds,
+    caught, random_asks, seeds,
 };
 use ringtap_vbd::Vbd;
 
 use common::Served;
+use container::blocks;
 
 const MODES: [CacheMode; 5] = [
     CacheMode::None,
@@ -68,7 +71,7 @@ impl Bench {
     /// Everything that the kind of file system or device decides is chosen by the seed.
     fn new(seed: u64, cache: CacheMode) -> Bench {
         let mut rng = fastrand::Rng::with_seed(!seed);
-        let disk = Disk::new(if rng.u8(0..4) == 0 { 4096 } else { SECTOR });
+        let disk = Disk::any(&mut rng);
         let align = match (cache.direct(), rng.bool()) {
             (false, _) => 1,
             (true, false) => 512,
@@ -82,24 +85,9 @@ impl Bench {
             true => disk.add_device(size, align),
             false => disk.add_file(size, align),
         };
-        let some = rng.u8(0..4) == 0;
-        disk.set_lacks(
-            file,
-            Lacks {
-                punch: some && rng.bool(),
-                zero_range: some && rng.bool(),
-                allocate: some && rng.bool(),
-            },
-        );
-        let logical = align.max(SECTOR) as u64;
-        let traits = Traits {
-            regular: !device,
-            read_only: false,
-            request_alignment: align as u64,
-            memory_alignment: align.min(512),
-            logical_block_size: logical as u32,
-            physical_block_size: 4096,
-        };
+        disk.set_lacks(file, Lacks::any(&mut rng, 4));
+        let logical_block_size = align.max(SECTOR) as u32;
+        let traits = Traits { regular: !device, logical_block_size, ..blocks(align as u64) };
         Bench { seed, cache, disk, file, size, traits, sabotage: None }
     }
 
@@ -159,15 +147,16 @@ impl ringtap_sim::Bench for Bench {
         &self.disk
     }
 
+    fn seed(&self) -> u64 {
+        self.seed
+    }
+
     fn on(&self, disk: Disk, _: End) -> Bench {
         Bench { disk, ..self.clone() }
     }
 
     fn look(&self, _: End) -> Result<Vec<u8>, String> {
-        let (served, sectors) = (Served::new(self.open()), self.sectors());
-        let found =
-            alone(&self.disk, self.seed, async move |io| read_all(&io, &served, sectors).await);
-        found.map_err(|error| error.to_string())
+        self.shown(Served::new(self.open()), self.sectors())
     }
 }
 

@@ -122,10 +122,6 @@ impl Bench {
     }
 
     /// Run one task on the disk as it is, there.
-    fn alone<T: 'static>(&self, task: impl AsyncFnOnce(Io) -> T + 'static) -> T {
-        alone(&self.disk, self.seed, task)
-    }
-
     fn facts(&self) -> Facts {
         Facts {
             len: self.len,
@@ -144,6 +140,10 @@ impl Bench {
 impl ringtap_sim::Bench for Bench {
     fn disk(&self) -> &Disk {
         &self.disk
+    }
+
+    fn seed(&self) -> u64 {
+        self.seed
     }
 
     fn on(&self, disk: Disk, _: End) -> Bench {

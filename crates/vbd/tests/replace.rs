@@ -8,17 +8,17 @@ mod container;
 use std::cell::Cell;
 use std::rc::Rc;
 
-use ringtap_image::qcow2::{CreateOptions, Header, Parts, Qcow2, create};
+use ringtap_image::qcow2::{CreateOptions, Header, Parts, Qcow2};
 use ringtap_image::{CacheMode, Image, Raw};
 use ringtap_io::{File, Io};
 use ringtap_sim::{
-    Bench, Disk, End, Guest, Promise, SECTOR, all_well, alone, caught, hear_of_cut, queues,
-    random_asks, read_all, seeds, turn_all,
+    Bench, Disk, End, Guest, Promise, SECTOR, all_well, caught, hear_of_cut, queues, random_asks,
+    seeds, turn_all,
 };
 use ringtap_vbd::{Busy, Error, Kind, Request, Vbd};
 
 use common::Served;
-use container::container;
+use container::{container, make};
 
 const SECTORS: u64 = 96;
 const SIZE: u64 = SECTORS * SECTOR as u64;
@@ -57,23 +57,15 @@ impl Chain {
             (0..=OVERLAYS).map(|at| disk.add_file(if at == 0 { SIZE } else { 0 }, 512)).collect();
         let chain = Chain { seed, disk, files, top: Rc::default(), unflushed };
         for file in &chain.files[1..] {
-            let image = container(&chain.disk, *file);
             let options = CreateOptions {
                 size: SIZE,
                 cluster_size: 4096,
                 backing_file: Some("below".into()),
                 ..CreateOptions::default()
             };
-            chain.alone(async move |io| {
-                create(&io, &image, None, &options).await.expect("an image");
-                io.sync(image.file()).await.expect("stable");
-            });
+            make(&chain, *file, options);
         }
         chain
-    }
-
-    fn alone<T: 'static>(&self, task: impl AsyncFnOnce(Io) -> T + 'static) -> T {
-        alone(&self.disk, !self.seed, task)
     }
 
     /// The disk as the register says it is.
@@ -133,16 +125,16 @@ impl Bench for Chain {
         &self.disk
     }
 
+    fn seed(&self) -> u64 {
+        !self.seed
+    }
+
     fn on(&self, disk: Disk, _: End) -> Chain {
         Chain { disk, ..self.clone() }
     }
 
     fn look(&self, _: End) -> Result<Vec<u8>, String> {
-        let vbd = self.open();
-        self.alone(async move |io| {
-            let found = read_all(&io, &Served::new(vbd), SECTORS).await;
-            found.map_err(|error| error.to_string())
-        })
+        self.shown(Served::new(self.open()), SECTORS)
     }
 }
 

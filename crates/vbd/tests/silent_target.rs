@@ -1,13 +1,14 @@
 //! Targets of copies that are slow or fail as they are made stable, or answer nothing any more.
 
+#[path = "common/container.rs"]
+mod container;
+
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 
-use ringtap_image::{
-    Allocation, Boxed, CacheMode, Container, Discard, Extent, Image, Info, Raw, Status, Traits,
-};
+use ringtap_image::{Allocation, Boxed, CacheMode, Discard, Extent, Image, Info, Status};
 use ringtap_io::{File, Io, Tasks};
 use ringtap_sim::{Disk, Sim};
 use ringtap_vbd::{
@@ -127,11 +128,7 @@ where
 {
     let disk = Disk::new(512);
     let mut tasks = Tasks::new(Box::new(Sim::new(&disk, 5)));
-    let raw = |file| -> Box<dyn Image> {
-        let (request_alignment, memory_alignment) = (512, 512);
-        let traits = Traits { request_alignment, memory_alignment, ..Traits::FILE };
-        Box::new(Raw::new(Container::simulated(file, SIZE, traits)))
-    };
+    let raw = |file| container::raw(&disk, file);
     let [source, file, third] = [(); 3].map(|()| disk.add_file(SIZE, 512));
     disk.poke(source, 0, &[1; SIZE as usize]);
     let from = Vbd::new(raw(source), CacheMode::None);

@@ -13,16 +13,17 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use ringtap_image::qcow2::{CreateOptions, Header, Parts, Qcow2, create, set_backing};
-use ringtap_image::{Boxed, CacheMode, Container, Format, Identity, Image, Raw, RestartLog};
+use ringtap_image::qcow2::{CreateOptions, Header, Parts, Qcow2, set_backing};
+use ringtap_image::{Boxed, CacheMode, Format, Identity, Image, Raw, RestartLog};
 use ringtap_io::{File, Io, Tasks};
 use ringtap_sim::{
-    Bench, Disk, End, Guest, Promise, Refuses, SECTOR, Sim, all_well, alone, caught, hear_of_cut,
-    queues, random_asks, read_all, seeds, turn_all,
+    Bench, Disk, End, Guest, Promise, Refuses, SECTOR, Sim, all_well, caught, hear_of_cut, queues,
+    random_asks, seeds, turn_all,
 };
 use ringtap_vbd::{Busy, Job, Phase, Stream, StreamError, Vbd};
 
 use common::Served;
+use container::{log_memory, make, timed};
 
 const SECTORS: u64 = 96;
 const SIZE: u64 = SECTORS * SECTOR as u64;
@@ -59,15 +60,6 @@ struct Chain {
     resumed: Rc<Cell<u64>>,
 }
 
-fn zeros() -> Arc<[AtomicU64]> {
-    (0..RestartLog::words_for(200)).map(|_| AtomicU64::new(0)).collect()
-}
-
-fn container(disk: &Disk, file: File) -> Container {
-    let clock = disk.clone();
-    container::container(disk, file).with_time(move || clock.modified(file))
-}
-
 impl Chain {
     fn new(seed: u64, wrong: Option<Wrong>) -> Chain {
         let disk = Disk::new(SECTOR);
@@ -78,12 +70,11 @@ impl Chain {
         let raw = if qcow2 { 0 } else { SIZE };
         let files: Vec<File> =
             (0..=OVERLAYS).map(|at| disk.add_file(if at == 0 { raw } else { 0 }, 512)).collect();
-        let logs = files.iter().map(|_| zeros()).collect();
+        let logs = files.iter().map(|_| log_memory(200)).collect();
         let (boot, top, failed, resumed) = (1, 0, Rc::default(), Rc::default());
         let chain =
             Chain { seed, disk, files, sizes, logs, boot, top, wrong, qcow2, failed, resumed };
         for (at, file) in chain.files.iter().enumerate().skip(if qcow2 { 0 } else { 1 }) {
-            let image = container(&chain.disk, *file);
             let extended_l2 = (seed + at as u64) % 3 == 0;
             let options = CreateOptions {
                 size: chain.sizes[at],
@@ -92,16 +83,9 @@ impl Chain {
                 backing_file: at.checked_sub(1).map(|below| below.to_string()),
                 ..CreateOptions::default()
             };
-            chain.alone(async move |io| {
-                create(&io, &image, None, &options).await.expect("an image");
-                io.sync(image.file()).await.expect("stable");
-            });
+            make(&chain, *file, options);
         }
         chain
-    }
-
-    fn alone<T: 'static>(&self, task: impl AsyncFnOnce(Io) -> T + 'static) -> T {
-        alone(&self.disk, !self.seed, task)
     }
 
     /// One of the images upon what it names, or upon what is there.
@@ -112,7 +96,7 @@ impl Chain {
         base: Option<Box<dyn Image>>,
     ) -> Boxed<'a, Result<Box<dyn Image>, String>> {
         Box::pin(async move {
-            let container = container(&self.disk, self.files[at]);
+            let container = timed(&self.disk, self.files[at]);
             if at == 0 && !self.qcow2 {
                 return Ok(Box::new(Raw::new(container)) as Box<dyn Image>);
             }
@@ -279,7 +263,7 @@ impl Chain {
                 Err(busy) => return Err(busy.to_string()),
             }
         };
-        let file = container(&self.disk, self.files[self.top]);
+        let file = timed(&self.disk, self.files[self.top]);
         let named = async {
             let backing = name.as_deref().map(|name| (name, Format::Qcow2.name()));
             set_backing(io, &file, backing).await.map_err(|error| error.to_string())
@@ -299,7 +283,7 @@ impl Chain {
     async fn names(&self, io: &Io) -> Result<Vec<usize>, String> {
         let mut names = vec![self.top];
         while let Some(at) = names.last().copied().filter(|at| *at > 0 || self.qcow2) {
-            let header = Header::read(io, &container(&self.disk, self.files[at])).await;
+            let header = Header::read(io, &timed(&self.disk, self.files[at])).await;
             let header = header.map_err(|error| error.to_string())?;
             let Some(name) = header.backing_file else { break };
             names.push(String::from_utf8(name).expect("text").parse().expect("a number"));
@@ -313,6 +297,10 @@ impl Bench for Chain {
         &self.disk
     }
 
+    fn seed(&self) -> u64 {
+        !self.seed
+    }
+
     fn on(&self, disk: Disk, end: End) -> Chain {
         let logs = self.logs.iter().map(|words| end.leaves(words)).collect();
         let boot = self.boot + u128::from(end == End::PowerCut);
@@ -320,11 +308,7 @@ impl Bench for Chain {
     }
 
     fn look(&self, _: End) -> Result<Vec<u8>, String> {
-        let vbd = self.open()?;
-        self.alone(async move |io| {
-            let found = read_all(&io, &Served::new(vbd), SECTORS).await;
-            found.map_err(|error| error.to_string())
-        })
+        self.shown(Served::new(self.open()?), SECTORS)
     }
 }
 

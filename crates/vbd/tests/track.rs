@@ -1,24 +1,18 @@
 //! What a tracker notes: every request that may have changed the disk, whichever image the disk is by then.
 
-use ringtap_image::{CacheMode, Container, Image, Raw, Traits};
-use ringtap_io::{Io, Mem, Tasks};
-use ringtap_sim::{Disk, Fault, Sim};
+#[path = "common/container.rs"]
+mod container;
+
+use ringtap_image::{CacheMode, Image};
+use ringtap_io::{Io, Mem};
+use ringtap_sim::{Disk, Fault, alone};
 use ringtap_vbd::{Error, Kind, Request, Tracker, Vbd};
 
 const REGION: u64 = 4096;
 const REGIONS: u64 = 32;
 
 fn raw(disk: &Disk) -> Box<dyn Image> {
-    let file = disk.add_file(REGION * REGIONS, 512);
-    let (request_alignment, memory_alignment) = (512, 512);
-    let traits = Traits { regular: true, request_alignment, memory_alignment, ..Traits::FILE };
-    Box::new(Raw::new(Container::simulated(file, disk.size(file), traits)))
-}
-
-fn alone<F: Future<Output = ()> + 'static>(disk: &Disk, task: impl FnOnce(Io) -> F) {
-    let mut tasks = Tasks::new(Box::new(Sim::new(disk, 5)));
-    let task = task(tasks.io().clone());
-    tasks.block_on(task).expect("the simulation runs");
+    container::raw(disk, disk.add_file(REGION * REGIONS, 512))
 }
 
 async fn ask(vbd: &Vbd, io: &Io, kind: Kind, region: u64) -> Result<(), Error> {
@@ -43,7 +37,7 @@ const ZERO: Kind = Kind::WriteZeroes { unmap: true, fast: false };
 fn whatever_may_change_the_disk_is_marked_until_nobody_wants_to_know() {
     let disk = Disk::new(512);
     let (vbd, next) = (Vbd::new(raw(&disk), CacheMode::None), raw(&disk));
-    alone(&disk.clone(), async move |io| {
+    alone(&disk.clone(), 5, async move |io| {
         ask(&vbd, &io, Kind::Write, 1).await.expect("written");
         let (one, two) = (vbd.track(REGION), vbd.track(2 * REGION));
         for (region, kind) in [(3, Kind::Write), (5, Kind::Discard), (7, ZERO), (9, Kind::Read)] {

@@ -3,6 +3,8 @@
 //! `RINGTAP_SEEDS` sets how many seeds each case is tried with; a failure names its seed.
 
 mod common;
+#[path = "common/container.rs"]
+mod container;
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -14,6 +16,7 @@ use ringtap_sim::{Disk, End, Ends, Lie, Run, SECTOR, all_well, caught, read_all,
 use ringtap_vbd::{Kind, Request, Vbd};
 
 use common::Served;
+use container::blocks;
 
 /// Not a multiple of any block.
 const SECTORS: u64 = 90;
@@ -63,7 +66,7 @@ impl Bench {
     /// An image with some content.
     fn new(seed: u64, kind: VhdKind) -> Bench {
         let mut rng = fastrand::Rng::with_seed(seed);
-        let disk = Disk::new(if rng.u8(0..4) == 0 { 4096 } else { SECTOR });
+        let disk = Disk::any(&mut rng);
         // A fixed disk has to end with a whole block.
         let most = if kind == VhdKind::Fixed { 2 } else { 3 };
         let align = [1, 512, 4096][rng.usize(0..most)];
@@ -126,14 +129,7 @@ impl Bench {
     }
 
     fn container(&self, file: File, read_only: bool) -> Container {
-        let traits = Traits {
-            regular: true,
-            read_only,
-            request_alignment: self.align,
-            memory_alignment: self.align.min(512) as usize,
-            logical_block_size: 512,
-            physical_block_size: 4096,
-        };
+        let traits = Traits { read_only, ..blocks(self.align) };
         Container::simulated(file, self.disk.size(file), traits)
     }
 

@@ -6,12 +6,12 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
-use ringtap_image::{
-    Allocation, Boxed, CacheMode, Container, Discard, Extent, Image, Info, Raw, Status, Traits,
-};
+use ringtap_image::{Allocation, Boxed, CacheMode, Discard, Extent, Image, Info, Status};
 use ringtap_io::{Io, Mem, Tasks};
 use ringtap_sim::{Disk, Sim, seeds};
 use ringtap_vbd::{Backup, Error, Job, Kind, MirrorError, Request, Scratch, Vbd, Wrongs};
+
+use super::container::raw as raw_image;
 
 const REGION: u64 = 4096;
 const REGIONS: u64 = 24;
@@ -198,13 +198,11 @@ fn trial(seed: u64, wrongs: Wrongs, ends: &mut Ends) -> Result<(), String> {
     let disk = Disk::new(512);
     let mut tasks = Tasks::new(Box::new(Sim::new(&disk, seed)));
     let raw = |content: bool| {
-        let (request_alignment, memory_alignment) = (512, 512);
-        let traits = Traits { request_alignment, memory_alignment, ..Traits::FILE };
         let file = disk.add_file(SIZE, 512);
         if content {
             disk.poke(file, 0, &(0..SIZE).map(|at| (at / 512) as u8 | 1).collect::<Vec<u8>>());
         }
-        (file, Box::new(Raw::new(Container::simulated(file, SIZE, traits))))
+        (file, raw_image(&disk, file))
     };
     let ((_, from), (target, to), (_, scratch)) = (raw(true), raw(true), raw(false));
     let takes = [0, SECOND / 100, SECOND / 3][rng.usize(0..3)];
@@ -286,11 +284,9 @@ fn what_is_set_aside_in_part_goes_on_to_the_target() {
     let (size, half) = (8 * MIB, MIB);
     let disk = Disk::new(512);
     let mut tasks = Tasks::new(Box::new(Sim::new(&disk, 1)));
-    let traits = Traits { request_alignment: 512, memory_alignment: 512, ..Traits::FILE };
     let raw = || {
         let file = disk.add_file(size, 512);
-        let image = Raw::new(Container::simulated(file, size, traits));
-        (file, Vbd::new(Box::new(image), CacheMode::None))
+        (file, Vbd::new(raw_image(&disk, file), CacheMode::None))
     };
     let ((source, from), (target, to), (_, scratch)) = (raw(), raw(), raw());
     let content: Vec<u8> = (0..size).map(|at| (at / 512) as u8 | 1).collect();

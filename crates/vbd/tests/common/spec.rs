@@ -1,10 +1,12 @@
 //! Images on a simulated disk, by what they are made of.
 
 use ringtap_image::qcow2::{Header, Parts, Qcow2};
-use ringtap_image::{Boxed, Image, Raw};
+use ringtap_image::{Boxed, CacheMode, Image, Raw};
 use ringtap_io::{File, Io};
-use ringtap_sim::Disk;
+use ringtap_sim::{Bench, Disk, SECTOR};
+use ringtap_vbd::Vbd;
 
+use super::common::Served;
 use super::container::container;
 
 /// What an image is made of.
@@ -41,5 +43,19 @@ impl Spec {
                 }
             }
         })
+    }
+
+    /// The disk, as a server on the bench opens it.
+    pub fn served_by(&self, bench: &impl Bench) -> Vbd {
+        let (disk, spec) = (bench.disk().clone(), self.clone());
+        let image = bench.alone(async move |io| spec.open(&io, &disk).await);
+        Vbd::new(image, CacheMode::None)
+    }
+
+    /// All that the disk shows.
+    pub fn shown_by(&self, bench: &impl Bench) -> Vec<u8> {
+        let vbd = self.served_by(bench);
+        let sectors = vbd.size() / SECTOR as u64;
+        bench.shown(Served::new(vbd), sectors).expect("it reads")
     }
 }

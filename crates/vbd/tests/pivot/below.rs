@@ -8,7 +8,7 @@ use ringtap_io::{File, Io, Mem, Tasks};
 use ringtap_sim::{Disk, SECTOR, Sim};
 use ringtap_vbd::{Kind, Request, Vbd};
 
-use super::{CacheMode, SIZE, container};
+use super::{CacheMode, SIZE, timed};
 
 /// What it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,9 +75,9 @@ fn luks() -> (Disk, File) {
             effort: Effort::Exactly { iterations: 1000, memory: 0, cpus: 0 },
             ..CreateOptions::default()
         };
-        let made = container(&own, file);
+        let made = timed(&own, file);
         create(&io, &made, SIZE, &options, &secret()).await.expect("a container");
-        let opened = Below::Luks.open(&io, container(&own, file)).await.expect("it opens");
+        let opened = Below::Luks.open(&io, timed(&own, file)).await.expect("it opens");
         let vbd = Vbd::new(opened, CacheMode::None);
         let zero = Kind::WriteZeroes { unmap: false, fast: false };
         for (kind, len) in [(zero, SIZE), (Kind::Flush, 0)] {

@@ -6,7 +6,7 @@ use ringtap_image::qcow2::{BitmapChange, BitmapSet, There, carry_bitmaps, change
 use ringtap_io::Io;
 use ringtap_sim::{Bench, End, Guest, Promise, SECTOR, seeds};
 
-use super::{Below, Chain, SECTORS, container};
+use super::{Below, Chain, SECTORS, timed};
 
 const NAME: &str = "noted";
 
@@ -23,7 +23,7 @@ pub enum Inside {
 impl Chain {
     fn with_bitmap(seed: u64, inside: Inside) -> Chain {
         let chain = Chain { inside: Some(inside), ..Chain::upon(Below::Qcow2, seed, None) };
-        let image = container(&chain.disk, chain.files[0]);
+        let image = timed(&chain.disk, chain.files[0]);
         chain.alone(async move |io| {
             let granularity = Some(SECTOR as u64);
             let add = BitmapChange::Add { name: NAME.into(), granularity };
@@ -42,7 +42,7 @@ impl Chain {
         let overlay = self.opener(next).open(io, Some(base.fork())).await?;
         overlay.close(io).await.map_err(|error| error.to_string())?;
         drop(overlay);
-        let container = container(&self.disk, self.files[next]);
+        let container = timed(&self.disk, self.files[next]);
         let carried = carry_bitmaps(io, &container, &all, There::IsReplaced).await;
         carried.map_err(|error| error.to_string())?;
         if self.inside == Some(Inside::AllClear) {

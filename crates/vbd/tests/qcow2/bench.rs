@@ -20,6 +20,7 @@ use ringtap_vbd::sabotage::{Trap, Trapped};
 use ringtap_vbd::{Error, Vbd};
 
 use crate::common::Served;
+use crate::container::blocks;
 use crate::packs::{self, Packs};
 use crate::slow::Slow;
 
@@ -86,7 +87,7 @@ impl Bench {
 
     /// Without an image.
     pub fn empty(seed: u64, rng: &mut fastrand::Rng) -> Bench {
-        let disk = Disk::new(if rng.u8(0..4) == 0 { 4096 } else { SECTOR });
+        let disk = Disk::any(rng);
         let align = [1, 512, 4096][rng.usize(0..3)];
         let sectors = rng.u64(90..=200);
         let (layers, table_memory) = (Vec::new(), [1 << 20, 0][rng.usize(0..2)]);
@@ -128,22 +129,9 @@ impl Bench {
             true => self.disk.add_device(size, self.align as usize),
             false => self.disk.add_file(size, self.align as usize),
         };
-        let some = rng.u8(0..3) == 0;
-        let lacks = Lacks {
-            punch: some && rng.bool(),
-            zero_range: some && rng.bool(),
-            allocate: some && rng.bool(),
-        };
-        self.disk.set_lacks(file, lacks);
-        let logical = self.align.max(SECTOR as u64);
-        let traits = Traits {
-            regular: !device,
-            read_only: false,
-            request_alignment: self.align,
-            memory_alignment: (self.align as usize).min(512),
-            logical_block_size: logical as u32,
-            physical_block_size: 4096,
-        };
+        self.disk.set_lacks(file, Lacks::any(rng, 3));
+        let logical_block_size = self.align.max(SECTOR as u64) as u32;
+        let traits = Traits { regular: !device, logical_block_size, ..blocks(self.align) };
         (file, traits)
     }
 
@@ -187,7 +175,7 @@ impl Bench {
         let container = self.container(&layer, false);
         let outer = data.map(|data| self.contain(data, traits, false));
         let seed = rng.u64(..);
-        self.alone(seed, async move |io| {
+        self.alone_by(seed, async move |io| {
             create(&io, &container, outer.as_ref(), &options).await.expect("an image");
         });
         self.layers.push(layer);
@@ -202,14 +190,14 @@ impl Bench {
         let container = self.container(layer, false);
         let name = format!("{}", rng.u64(..));
         // Narrow refcounts and external data files refuse; the image is as it was then.
-        let _may_refuse: Result<(), String> = self.alone(rng.u64(..), async move |io| {
+        let _may_refuse: Result<(), String> = self.alone_by(rng.u64(..), async move |io| {
             let taken = create_snapshot(&io, &container, &name, (0, 0)).await;
             taken.map(|_| ()).map_err(|error| error.to_string())
         });
     }
 
     /// Run one task on the disk as it is, with nothing failing.
-    pub fn alone<T: 'static>(&self, seed: u64, task: impl AsyncFnOnce(Io) -> T + 'static) -> T {
+    pub fn alone_by<T: 'static>(&self, seed: u64, task: impl AsyncFnOnce(Io) -> T + 'static) -> T {
         alone(&self.disk, seed, task)
     }
 
@@ -425,7 +413,7 @@ impl Bench {
         let container = self.container(layer, true);
         let seed = self.seed;
         let report =
-            self.alone(seed, async move |io| check(&io, &container, Repair::Nothing).await);
+            self.alone_by(seed, async move |io| check(&io, &container, Repair::Nothing).await);
         let report = report.map_err(|error| error.to_string())?;
         if report.corruptions > 0 { Err(format!("check: {report:?}")) } else { Ok(report.leaks) }
     }
@@ -468,6 +456,10 @@ impl Bench {
 impl ringtap_sim::Bench for Bench {
     fn disk(&self) -> &Disk {
         &self.disk
+    }
+
+    fn seed(&self) -> u64 {
+        self.seed
     }
 
     fn on(&self, disk: Disk, end: End) -> Bench {

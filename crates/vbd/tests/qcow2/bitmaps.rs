@@ -28,7 +28,7 @@ impl Bench {
         *self = self.after(End::PowerCut, 0);
         let Some(layer) = self.layers.last() else { return Ok(false) };
         let container = self.container(layer, false);
-        let made = self.alone(self.seed, async move |io| {
+        let made = self.alone_by(self.seed, async move |io| {
             let there = list_bitmaps(&io, &container).await?;
             let add = |name: &str| BitmapChange::Add {
                 name: name.to_owned(),
@@ -46,7 +46,7 @@ impl Bench {
     pub fn bits_at_rest(&self) -> Result<Option<Bits>, String> {
         let layer = self.layers.last().ok_or("no image")?;
         let container = self.container(layer, true);
-        let loaded = self.alone(self.seed, async move |io| {
+        let loaded = self.alone_by(self.seed, async move |io| {
             let there = list_bitmaps(&io, &container).await?;
             let usable = |name: &str| there.iter().any(|e| e.name == name && e.is_usable());
             assert!(usable("other"), "a disabled one stays as it is");

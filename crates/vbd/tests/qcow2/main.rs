@@ -7,6 +7,8 @@ mod bitmap_oracle;
 mod bitmaps;
 #[path = "../common/mod.rs"]
 mod common;
+#[path = "../common/container.rs"]
+mod container;
 mod epoch;
 mod faults;
 mod kill;

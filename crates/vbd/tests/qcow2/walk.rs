@@ -55,7 +55,7 @@ impl Logged for Bench {
 
     fn make_stable(&self) {
         let container = self.container(self.layers.last().expect("an image"), false);
-        let synced = self.alone(1, async move |io| container.sync(&io).await);
+        let synced = self.alone_by(1, async move |io| container.sync(&io).await);
         synced.expect("synced");
     }
 

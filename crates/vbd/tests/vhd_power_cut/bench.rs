@@ -12,6 +12,7 @@ use ringtap_sim::{
 use ringtap_vbd::Vbd;
 
 use crate::common::Served;
+use crate::container::{blocks, log_memory};
 
 pub const SECTORS: u64 = 96;
 const SIZE: u64 = SECTORS * SECTOR as u64;
@@ -50,7 +51,7 @@ pub struct Bench {
 
 /// Memory for a log that has to be flushed often.
 pub fn blank() -> Arc<[AtomicU64]> {
-    (0..RestartLog::words_for(60)).map(|_| AtomicU64::new(0)).collect()
+    log_memory(60)
 }
 
 /// Run one task to its end on a disk that moves all bytes at once.
@@ -65,7 +66,7 @@ impl Bench {
     /// An image as it was made, and a guest that knows what is on it.
     pub fn new(seed: u64, case: Case) -> (Bench, Guest) {
         let mut rng = fastrand::Rng::with_seed(!seed);
-        let disk = Disk::new(if rng.u8(0..4) == 0 { 4096 } else { SECTOR });
+        let disk = Disk::any(&mut rng);
         let align = rng.choice([1, 512, 4096]).unwrap_or(1);
         let device = case == Case::DynamicOnDevice;
         let mut bench =
@@ -126,15 +127,7 @@ impl Bench {
     }
 
     pub fn container(&self, file: File, read_only: bool) -> Container {
-        let align = self.align;
-        let traits = Traits {
-            regular: !self.device,
-            read_only,
-            request_alignment: align as u64,
-            memory_alignment: align.min(512),
-            logical_block_size: 512,
-            physical_block_size: 4096,
-        };
+        let traits = Traits { regular: !self.device, read_only, ..blocks(self.align as u64) };
         let disk = self.disk.clone();
         Container::simulated(file, disk.size(file), traits).with_time(move || disk.modified(file))
     }
@@ -254,6 +247,10 @@ pub fn serve(run: Run, vbd: &Vbd, guest: &Guest, asks: Vec<Ask>) -> Result<(), S
 impl ringtap_sim::Bench for Bench {
     fn disk(&self) -> &Disk {
         &self.disk
+    }
+
+    fn seed(&self) -> u64 {
+        self.seed
     }
 
     fn on(&self, disk: Disk, end: End) -> Bench {

@@ -5,6 +5,8 @@
 mod bench;
 #[path = "../common/mod.rs"]
 mod common;
+#[path = "../common/container.rs"]
+mod container;
 mod walk;
 
 use std::rc::Rc;
