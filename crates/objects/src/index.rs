@@ -31,10 +31,10 @@ impl Index {
     /// Read one, of the pinned digest where there is one; else what is wrong with it.
     pub fn parse(bytes: &[u8], pinned: Option<[u8; DIGEST]>) -> Result<Index, String> {
         if let Some(pinned) = pinned.filter(|pinned| *pinned != digest(bytes)) {
-            let found = hex::encode(&digest(bytes));
+            let found = hex::encode(digest(bytes));
             return Err(format!(
                 "is not the one that digest=sha256:{} names: it is sha256:{found}",
-                hex::encode(&pinned)
+                hex::encode(pinned)
             ));
         }
         let (Some(head), Some(rest)) = (bytes.get(..HEAD), bytes.get(HEAD..)) else {

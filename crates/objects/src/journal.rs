@@ -21,7 +21,7 @@ impl Journal {
     /// In that folder, of the image of that index at that place.
     pub(crate) fn open(folder: Option<&Path>, place: &str, index: &[u8; 32]) -> Journal {
         let Some(folder) = folder else { return Journal { file: None, parts: 0 } };
-        let name = hex::encode(&digest(format!("{place}\n{}", hex::encode(index)).as_bytes()));
+        let name = hex::encode(digest(format!("{place}\n{}", hex::encode(index)).as_bytes()));
         let path = folder.join(format!("{}.upload", &name[..32]));
         let file = match open(&path) {
             Ok(file) => Some((file, path)),

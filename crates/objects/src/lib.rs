@@ -324,7 +324,7 @@ async fn look(uri: &Uri, source: Source, wants_list: bool) -> Result<Found, Stri
     };
     // An index names every byte, whether it is pinned or not; an ETag only where it is a strong one.
     let known_by = match &bytes {
-        Some(bytes) => format!("sha256:{}", hex::encode(&digest(bytes))),
+        Some(bytes) => format!("sha256:{}", hex::encode(digest(bytes))),
         None => format!("{} {}", uri.identity(), facts.etag.as_deref().unwrap_or("-")),
     };
     let index = match bytes {

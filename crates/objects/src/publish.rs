@@ -95,7 +95,7 @@ pub fn publish(
             let put = async { put(&source, what, &index, list, &mut journal, progress).await };
             runtime::handle()?.block_on(put)?;
             let sign = if target.contains('?') { '&' } else { '?' };
-            format!("{target}{sign}digest=sha256:{}", hex::encode(&digest))
+            format!("{target}{sign}digest=sha256:{}", hex::encode(digest))
         }
         None => {
             let to = copy(what, FilePath::new(&target), &index, &bytes, list, progress)?;
@@ -180,7 +180,7 @@ async fn put(
         }
         Err(error) => return Err(of_error(error).text()),
     }
-    let of = Attributes::from_iter([(OF_INDEX, hex::encode(&digest(&bytes)))]);
+    let of = Attributes::from_iter([(OF_INDEX, hex::encode(digest(&bytes)))]);
     let image = Image { path: what.file, index, of, stop: what.stop };
     let sent = upload(source, &image, journal, progress).await;
     if sent.is_err() && own && is_set(what.stop) {
@@ -228,7 +228,7 @@ async fn is_there(
                 .into(),
         ),
         // That of an index that was replaced before the object was, or what another program put there.
-        (Some(_), Some((size, of))) if size != index.size() || of != Some(hex::encode(&digest(bytes))) => Err(format!(
+        (Some(_), Some((size, of))) if size != index.size() || of != Some(hex::encode(digest(bytes))) => Err(format!(
             "an object of {size} bytes is there, which is not known to be that of its index: choose another name, or add --replace"
         )),
         // An upload that was broken off leaves no object.

@@ -14,7 +14,7 @@ use ringtap_image::{CacheMode, Container, Image, Luks, Raw, Secret, Traits};
 use ringtap_io::{File, Io, Mem};
 use ringtap_sim::{
     Befell, Bench as _, Disk, End, Guest, Lapse, Promise, RemoteDisk, Run, SECTOR, Weather,
-    all_well, alone, caught, random_asks, read_all, seeds,
+    all_well, caught, random_asks, read_all, seeds,
 };
 use ringtap_stores::{Facts, Store};
 use ringtap_vbd::{Kind, Request, Vbd};

@@ -257,13 +257,13 @@ fn stopped_while_booting(stage: &str, backend: &str) {
     let workload = if stage.starts_with("two") { "two-read" } else { "randread-4k-qd1" };
     command.args(["--workloads", workload, "--rounds", "2"]);
     command.arg("--dir").arg(bench.dir.path()).arg("--out").arg(bench.out());
-    let mut lab = process::Group::spawn(command).unwrap();
+    let mut lab = process::Group::spawn(&mut command).unwrap();
     let until = Instant::now() + Duration::from_secs(60);
     while !boots(&bench).exists() {
         assert!(lab.ended().is_none() && Instant::now() < until, "{stage}: nothing was booted");
         std::thread::sleep(Duration::from_millis(10));
     }
-    let pid = rustix::process::Pid::from_raw(i32::try_from(lab.pid()).unwrap()).unwrap();
+    let pid = rustix::process::Pid::from_raw(i32::try_from(lab.id()).unwrap()).unwrap();
     rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
     // Unheard it takes a minute until the boot is given up, or more.
     let ended = lab.wait(Duration::from_secs(20));
