@@ -173,8 +173,8 @@ pub(crate) fn backup(qmp: &mut Qmp, args: &BackupArgs, output: Output) -> anyhow
         }
     };
     let how = args.how.beside(output);
-    if let Some(checkpoint) = args.checkpoint.as_ref().filter(|_| how.no_wait) {
-        // Nobody is here who could take it away where the backup fails.
+    if let Some(checkpoint) = &args.checkpoint {
+        // Whoever could take it away where the backup fails may be gone by then.
         arguments["__ringtap_checkpoint"] = checkpoint.as_str().into();
     }
     let ended = how.begin(qmp, begin, &id, arguments, "job-complete", &mut || {});
@@ -183,7 +183,7 @@ pub(crate) fn backup(qmp: &mut Qmp, args: &BackupArgs, output: Output) -> anyhow
         return ended.map(drop);
     }
     if let (Err(_), Some(checkpoint)) = (&ended, made) {
-        // There is no copy from which it could go on.
+        // There is no copy from which it could go on. The server has taken it away where that went well.
         let _ = qmp.call("block-dirty-bitmap-remove", checkpoint);
     }
     if !how.no_wait || ended.is_err() {

@@ -133,6 +133,32 @@ fn a_backup_that_fails_leaves_no_checkpoint_though_nobody_waits() {
     ok(&mut verb(&empty, "disk backup a b.qcow2 -f qcow2 --since nightly"));
 }
 
+/// Who waits is gone: the server takes the checkpoint away all the same.
+#[test]
+fn a_backup_that_is_cancelled_leaves_no_checkpoint_though_who_waited_is_gone() {
+    let mut empty = Empty::new();
+    empty.add("a", "raw", "16M");
+    let uri = empty.nbd()("a");
+    empty.export("x", "a", "nbd", json!({}));
+    qemu_io(&uri, &["write -P 1 0 16M"]).expect("written");
+    for signal in ["-INT", "-KILL"] {
+        image(&empty, "b.qcow2");
+        let words = "disk backup a b.qcow2 -f qcow2 --zeroed --rate 1M --checkpoint nightly";
+        let waits = verb(&empty, words).spawn().expect("ringtap");
+        runs(&mut empty, "backup-a");
+        ok(Command::new("kill").args([signal, &waits.id().to_string()]));
+        ended(waits);
+        ok(&mut verb(&empty, "job cancel backup-a"));
+        let waited = verb(&empty, "job wait backup-a").spawn().expect("ringtap");
+        assert_eq!(ended(waited).0, Some(1));
+        let since = "disk backup a b.qcow2 -f qcow2 --since nightly";
+        let (status, said) = ended(verb(&empty, since).spawn().expect("ringtap"));
+        assert_eq!(status, Some(1), "{signal}: {said}");
+        assert!(said.contains("nightly"), "{said}");
+        assert_eq!(names(&mut empty), ["a"]);
+    }
+}
+
 #[test]
 fn a_signal_ends_the_waiting_and_says_what_goes_on() {
     let mut empty = Empty::new();
