@@ -133,9 +133,33 @@ fn open_target(
         "node-name": node,
         "file": file,
         "__ringtap_on-error": "report",
+        // The job ends with the server; what it wrote to is no disk of the next one.
+        "__ringtap_persist": false,
     });
     opened_by(&mut target, format, node, secret)?;
-    with_secret(qmp, node, secret, |qmp| qmp.call("blockdev-add", target).map(drop))
+    let opened = with_secret(qmp, node, secret, |qmp| qmp.call("blockdev-add", target).map(drop));
+    match opened {
+        Err(error) if error.to_string().contains(&format!("node-name='{node}'")) => {
+            Err(in_the_way(qmp, (id, node), error)?)
+        }
+        opened => opened,
+    }
+}
+
+/// The error of a job whose target's node is there already, and what to do about it.
+fn in_the_way(
+    qmp: &mut Qmp,
+    (id, node): (&str, &str),
+    error: anyhow::Error,
+) -> anyhow::Result<anyhow::Error> {
+    let jobs = qmp.call("query-jobs", json!({}))?;
+    let is_at_work = jobs.as_array().into_iter().flatten().any(|job| job["id"] == id);
+    Ok(error.context(match is_at_work {
+        true => format!("the job {id} is at work: see ringtap job list, ringtap job wait {id}"),
+        false => format!(
+            "{node} is what an earlier job wrote to, which ended with its server: close it by ringtap disk remove {node}"
+        ),
+    }))
 }
 
 /// Copy a disk as it is now.

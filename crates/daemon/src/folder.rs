@@ -47,6 +47,9 @@ pub struct Keeping {
     pub secret: Option<String>,
     /// Exports that a client of the control socket wants, each as it said.
     pub exports: Vec<Value>,
+    /// Whether it is for this server alone, as the target of a job: no file is to describe it.
+    #[doc(hidden)]
+    pub passes: bool,
     /// Whether its image comes from the server before this one.
     #[doc(hidden)]
     pub comes: bool,

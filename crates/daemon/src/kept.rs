@@ -57,10 +57,11 @@ fn group_table(name: &str, group: &ThrottleGroup) -> Table {
     one
 }
 
-/// An overlay that waits to take a disk's place could not be opened beside it, and a moment ends with the server.
+/// An overlay that waits to take a disk's place could not be opened beside it, a moment ends with the server, and so does a job
+/// with its target.
 pub(crate) fn stands_alone(served: &Served) -> bool {
     let Ties { upon, alone, within, shows, .. } = &served.ties;
-    upon.is_none() && !alone && !within && shows.is_none()
+    upon.is_none() && !alone && !within && shows.is_none() && !served.disk.keeping.passes
 }
 
 fn absolute(path: &Path) -> Result<String, String> {

@@ -12,6 +12,7 @@ mod folder;
 mod graph;
 mod hung;
 mod judges;
+mod kept_jobs;
 mod limits;
 mod line;
 mod load;

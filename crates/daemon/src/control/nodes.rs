@@ -158,6 +158,8 @@ choice! {
         "__ringtap_on-error" on_error: Option<ErrorChoice>,
         "__ringtap_limits" limits: Option<ThrottleLimits>,
         "__ringtap_throttle-group" group: Option<String>,
+        /// False: no file describes it to the next server, though others' are kept.
+        "__ringtap_persist" persist: Option<bool>,
     }
     "driver" enum Driver {
         "file" File(FileOptions),
@@ -226,12 +228,13 @@ impl Add {
     pub(super) fn asked(mut self, running: &Running) -> Result<Asked, Refusal> {
         let (limits, group) = (self.limits.take(), self.group.take());
         let keeps_space = self.discard == Some(Discard::Ignore);
-        let incoming = self.active == Some(false);
+        let (incoming, passes) = (self.active == Some(false), self.persist == Some(false));
         let secret = self.of.key_secret().and_then(|id| running.secret_sources.get(id).cloned());
         let mut asked = self.unlimited(running)?;
         if let Asked::Disk(wish) = &mut asked {
             let disk = &mut wish.disk;
             disk.keeping.secret = secret.or(disk.keeping.secret.take());
+            disk.keeping.passes |= passes;
             running.check_limits(disk, limits.as_ref(), group)?;
             disk.incoming |= incoming;
             disk.keeps_space |= keeps_space;

@@ -361,14 +361,15 @@ impl Running {
         for served in self.disks.values() {
             let described =
                 kept::of_disk(&served.disk).map_err(|why| unkept(served.node(), why))?;
-            let file = served.disk.keeping.file.clone();
-            state.disks.push(DiskState { described, file, left_out: None });
+            let (file, passes) = (served.disk.keeping.file.clone(), served.disk.keeping.passes);
+            state.disks.push(DiskState { described, file, left_out: None, passes });
         }
         for LeftOut { disk, error, .. } in &self.left_out {
             let node = disk.node_name.as_deref().unwrap_or_default();
             let described = kept::of_disk(disk).map_err(|why| unkept(node, why))?;
             let (file, left_out) = (disk.keeping.file.clone(), Some(error.to_string()));
-            state.disks.push(DiskState { described, file, left_out });
+            let passes = disk.keeping.passes;
+            state.disks.push(DiskState { described, file, left_out, passes });
         }
         for (name, group) in &self.groups {
             let described = kept::of_group(name, group).map_err(|why| unkept(name, why))?;

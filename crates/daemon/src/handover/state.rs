@@ -94,6 +94,9 @@ pub(crate) struct DiskState {
     /// Why it is not served, if it is not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) left_out: Option<String>,
+    /// No file is to describe it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) passes: bool,
 }
 
 /// A group of disks.

@@ -100,7 +100,8 @@ impl Taking {
         for disk in &self.state.disks {
             let found = described(read, &disk.described)?.disk;
             let found = found.ok_or_else(|| failed("its state describes a disk that is none"))?;
-            let keeping = Keeping { file: disk.file.clone(), ..found.keeping.clone() };
+            let (file, passes) = (disk.file.clone(), disk.passes);
+            let keeping = Keeping { file, passes, ..found.keeping.clone() };
             let mut found = Disk { keeping, ..found };
             let is_it = |one: &&DiskNames| Some(&one.disk) == found.node_name.as_ref();
             if let Some(named) = self.state.names.disks.iter().find(is_it) {

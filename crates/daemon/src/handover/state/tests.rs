@@ -30,11 +30,13 @@ fn state() -> State {
                 described: described.into(),
                 file: Some("/etc/ringtap/disks.d/a.toml".into()),
                 left_out: None,
+                passes: false,
             },
             DiskState {
                 described: "image = \"/srv/b\"\n".into(),
                 file: None,
                 left_out: Some("it is locked".into()),
+                passes: false,
             },
         ],
         groups: vec![GroupState {
