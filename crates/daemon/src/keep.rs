@@ -166,7 +166,8 @@ impl Keeper {
 fn write_all(folder: &Path, inbox: &Receiver<Work>, undone: &AtomicUsize, events: &Sender<Event>) {
     for work in inbox {
         let panicked = || Err(io::Error::other("a panic, of which the log tells"));
-        let end = contained(|| write(folder, &work)).unwrap_or_else(panicked);
+        let end =
+            contained(|| write(folder, &work.removed, &work.written)).unwrap_or_else(panicked);
         let why = end.err().map(|error| {
             let folder = folder.display();
             let why = format!("it is done, and not kept for the next server: {folder}: {error}");
@@ -186,21 +187,26 @@ fn write_all(folder: &Path, inbox: &Receiver<Work>, undone: &AtomicUsize, events
     }
 }
 
-fn write(folder: &Path, work: &Work) -> io::Result<()> {
-    if work.removed.is_empty() && work.written.is_empty() {
+/// Remove files of the folder, and then write others; stable when this returns.
+pub(crate) fn write(
+    folder: &Path,
+    removed: &[PathBuf],
+    written: &[(PathBuf, String)],
+) -> io::Result<()> {
+    if removed.is_empty() && written.is_empty() {
         return Ok(());
     }
-    for file in &work.removed {
+    for file in removed {
         match fs::remove_file(file) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
     }
     let stable = || File::open(folder)?.sync_all();
-    if !work.removed.is_empty() {
+    if !removed.is_empty() {
         stable()?;
     }
-    for (file, text) in &work.written {
+    for (file, text) in written {
         let name = file.file_name().unwrap_or_default().to_string_lossy();
         let unfinished = folder.join(format!(".{name}{UNFINISHED}"));
         let mut new = File::create(&unfinished)?;

@@ -43,6 +43,11 @@ pub(crate) fn of_disk(disk: &Disk) -> Result<String, String> {
     toml::to_string(&table(disk)?).map_err(|error| error.to_string())
 }
 
+/// The same, as it stands in the folder.
+pub(crate) fn whole_file(disk: &Disk) -> Result<String, String> {
+    Ok(format!("{HEAD}{}", of_disk(disk)?))
+}
+
 /// A group as a file of its own.
 pub(crate) fn of_group(name: &str, group: &ThrottleGroup) -> Result<String, String> {
     let list = Value::Array(vec![group_table(name, group).into()]);

@@ -77,6 +77,7 @@ mod threads;
 mod tls;
 mod transports;
 mod turns;
+mod twice;
 mod xen;
 
 pub use address::Address;

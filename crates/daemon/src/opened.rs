@@ -19,6 +19,7 @@ use crate::labels::labels;
 use crate::left_out::LeftOut;
 use crate::successor;
 use crate::turns::{Turns, files_of, turns};
+use crate::twice::{Followed, one_each};
 use crate::{Config, Disk, Error, Placed, sandbox};
 
 /// What an image is given to before it is served, with its path.
@@ -45,9 +46,13 @@ impl Opened {
         let labels = labels(&config.disks);
         let Config { disks, strict, .. } = config;
         let config = Config { disks: vec![], ..config };
+        let kept = config.folder.as_ref().filter(|folder| folder.keep);
+        let all = followed(disks.into_iter().zip(labels).collect());
+        let all = one_each(all, kept.map(|folder| &*folder.path));
+        let labels: Vec<String> = all.iter().map(|one| one.label.clone()).collect();
         let mut opened = Opened { config, vbds: vec![], left_out: vec![], named: vec![] };
-        let alone = disks.len() == 1;
-        for ((disk, found), label) in devices(disks, &labels, wrap).into_iter().zip(labels) {
+        let alone = all.len() == 1;
+        for ((disk, found), label) in devices(all, &labels, wrap).into_iter().zip(labels) {
             let name = disk.path.display().to_string();
             let span = disk_span(&name).entered();
             let found = found.inspect_err(|error| {
@@ -140,35 +145,43 @@ pub(crate) fn forget_pages(disk: &Disk) {
     }
 }
 
-/// A disk that goes on there, or why that cannot be told.
-type Followed = (Disk, Result<(), Error>);
-
 /// A device, and what is to be recorded of its image.
 type Found = Result<(Vbd, Option<(Place, Format)>), Error>;
 
+fn span(disk: &Disk) -> tracing::span::EnteredSpan {
+    disk_span(&disk.path.display().to_string()).entered()
+}
+
+/// Find where each goes on, before it is seen what they share.
+fn followed(disks: Vec<(Disk, String)>) -> Vec<Followed> {
+    at_once(disks, |(mut disk, label)| {
+        let _disk = span(&disk);
+        let named = disk.path.clone();
+        let end = successor::follow(&mut disk);
+        Followed { disk, label, named, end }
+    })
+}
+
 /// Open the image of each disk, those at the same time that may be.
-fn devices(disks: Vec<Disk>, labels: &[String], wrap: &Wrap) -> Vec<(Disk, Found)> {
-    let span = |disk: &Disk| disk_span(&disk.path.display().to_string()).entered();
+fn devices(all: Vec<Followed>, labels: &[String], wrap: &Wrap) -> Vec<(Disk, Found)> {
     let found = |disk: &mut Disk, label: &String| {
         let _disk = span(disk);
         successor::follow(disk).and_then(|()| device(disk, label, wrap))
     };
-    // Where each goes on is known before it is seen what they share.
-    let followed = at_once(disks, |mut disk| {
-        let entered = span(&disk);
-        let end = successor::follow(&mut disk);
-        let files = end.is_ok().then(|| files_of(&disk)).flatten();
+    let looked_at = at_once(all, |one| {
+        let entered = span(&one.disk);
+        let files = one.end.is_ok().then(|| files_of(&one.disk)).flatten();
         drop(entered);
-        (Some((disk, end)), files)
+        (Some(one), files)
     });
-    let (mut followed, files): (Vec<_>, Vec<_>) = followed.into_iter().unzip();
+    let (mut followed, files): (Vec<_>, Vec<_>) = looked_at.into_iter().unzip();
     let Turns { in_turn, at_once: alone, then } = turns(&files);
     let mut take = |numbers: Vec<usize>| -> Vec<_> {
         let one = |number: usize| Some((number, followed.get_mut(number)?.take()?));
         numbers.into_iter().filter_map(one).collect()
     };
     let open = |all: Vec<(usize, Followed)>| {
-        let open = |(number, (disk, end)): (usize, Followed)| {
+        let open = |(number, Followed { disk, end, .. }): (usize, Followed)| {
             let entered = span(&disk);
             let end = end.and_then(|()| device(&disk, &labels[number], wrap));
             drop(entered);

@@ -84,6 +84,12 @@ fn names(control: &mut Control) -> Vec<String> {
     nodes.map(|node| node["node-name"].as_str().expect("a name").to_owned()).collect()
 }
 
+fn exports(control: &mut Control) -> Vec<(Value, Value)> {
+    let all = control.ok("query-block-exports", json!({}));
+    let all = all.as_array().expect("a list").iter();
+    all.map(|one| (one["id"].clone(), one["node-name"].clone())).collect()
+}
+
 /// Until a job has begun to copy.
 fn copies(control: &mut Control, id: &str) {
     let end = Instant::now() + patience();
@@ -156,5 +162,42 @@ fn the_target_of_a_backup_stays_one_where_another_server_takes_over() {
     let end = Instant::now() + patience();
     while PathBuf::from(format!("/proc/{pid}")).exists() && Instant::now() < end {
         std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Killed when the image says that the disk goes on in the other one, and before their files do.
+#[test]
+fn a_disk_whose_server_is_killed_as_it_goes_on_elsewhere_is_that_disk_there() {
+    for name in ["new", "zz"] {
+        let place = Place::new();
+        let (server, mut control) = place.persist();
+        place.fill(&mut control);
+        let image = place.make("b", "qcow2");
+        control.ok("blockdev-add", node(name, "qcow2", &image));
+        let before: Vec<_> = place
+            .described()
+            .into_iter()
+            .map(|file| place.path("disks").join(file))
+            .map(|file| (fs::read(&file).expect("a file"), file))
+            .collect();
+        assert_eq!(before.len(), 2);
+        let mirror = json!({"job-id": "m", "device": "vm", "target": name, "sync": "full"});
+        control.ok("blockdev-mirror", mirror);
+        while control.event().0 != "BLOCK_JOB_READY" {}
+        control.ok("job-complete", json!({"id": "m"}));
+        while control.event().0 != "BLOCK_JOB_COMPLETED" {}
+        server.kill();
+        for (text, file) in before {
+            fs::write(file, text).expect("a file");
+        }
+        for _ in 0..2 {
+            let (server, mut control) = place.begin(&["--persist", "--strict"]);
+            assert_eq!(names(&mut control), ["vm"]);
+            assert_eq!(exports(&mut control), [(json!("x"), json!("vm"))]);
+            assert_eq!(place.described(), ["vm.toml"]);
+            let nodes = control.ok("query-named-block-nodes", json!({}));
+            assert_eq!((&nodes[0]["drv"], &nodes[0]["file"]), (&json!("qcow2"), &json!(image)));
+            server.kill();
+        }
     }
 }
