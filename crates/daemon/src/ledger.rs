@@ -263,6 +263,12 @@ impl Line {
     }
 }
 
+/// The bitmap that is to go with a backup that does not end well.
+pub(crate) fn checkpoint(command: &str, arguments: &Map<String, Value>) -> Option<String> {
+    let name = arguments.get(CHECKPOINT).filter(|_| command == "blockdev-backup")?;
+    name.as_str().map(str::to_owned)
+}
+
 /// The lines of jobs on disks that lie in these images, which nobody else serves.
 pub(crate) fn left(images: &[PathBuf]) -> Vec<(Line, Written)> {
     // Where there is no folder nothing was written.

@@ -165,6 +165,31 @@ fn the_target_of_a_backup_stays_one_where_another_server_takes_over() {
     }
 }
 
+#[test]
+fn the_checkpoint_of_a_backup_goes_that_was_cut_short() {
+    for persists in [true, false] {
+        let place = Place::new();
+        let more: &[&str] = if persists { &["--persist"] } else { &[] };
+        let (server, mut control) = place.begin(more);
+        place.fill(&mut control);
+        place.make("b", "qcow2");
+        let words = "disk backup vm b -f qcow2 --zeroed --checkpoint nightly --rate 1M --no-wait";
+        let (status, said) = place.verb(words);
+        assert_eq!(status, Some(0), "{said}");
+        copies(&mut control, "backup-vm");
+        server.kill();
+        let (server, mut control) = place.begin(more);
+        if !persists {
+            control.ok("blockdev-add", node("vm", "raw", &place.path("a")));
+        }
+        let (status, said) = place.verb("disk backup vm b -f qcow2 --since nightly");
+        assert_eq!(status, Some(1), "{said}");
+        assert!(said.contains("nightly"), "{said}");
+        let log = server.stop();
+        assert!(log.contains("its checkpoint nightly is removed"), "{log}");
+    }
+}
+
 /// Killed when the image says that the disk goes on in the other one, and before their files do.
 #[test]
 fn a_disk_whose_server_is_killed_as_it_goes_on_elsewhere_is_that_disk_there() {

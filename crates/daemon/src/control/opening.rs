@@ -9,6 +9,7 @@ use ringtap_vbd::Vbd;
 use super::outgoing::Reply;
 use super::refs::Backing;
 use super::refusal::Refusal;
+use super::resume::withdraw;
 use super::shape::Done;
 use crate::Disk;
 use crate::being_opened::BeingOpened;
@@ -240,10 +241,12 @@ impl Running {
 fn forget_jobs(running: &Running, id: DiskId) {
     let Some(served) = running.disks.get(&id) else { return };
     let _disk = served.vbd.span().enter();
+    let of = (served.disk.clone(), served.vbd.clone());
     for (line, _written) in ledger::left(&[ledger::whole(&served.disk.path)]) {
-        let Line { id, command, .. } = line;
+        let Line { id, command, arguments, .. } = line;
+        let more = withdraw(&of, ledger::checkpoint(&command, &arguments));
         tracing::warn!(
-            "the job {id} ({command}) ended with a server before this one: begin it again"
+            "the job {id} ({command}) ended with a server before this one: begin it again{more}"
         );
     }
 }
