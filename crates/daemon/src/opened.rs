@@ -417,7 +417,9 @@ mod tests {
             image
         });
         let labels = vec![String::new(); disks.len()];
-        for (disk, found) in devices(disks, &labels, &wrap) {
+        for (disk, found) in
+            devices(followed(disks.into_iter().zip(labels.clone()).collect()), &labels, &wrap)
+        {
             let (vbd, _) = found.expect("opened");
             close_unused(&disk.path, vbd);
         }
