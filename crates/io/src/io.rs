@@ -18,6 +18,9 @@ use crate::{File, Key, Mem, Op, Reactor, Signal, Time};
 /// The most that one operation may move: io_uring and pread both stop near 2 GiB.
 const MOST: usize = 1 << 30;
 
+/// The rest of a transfer, with a positive errno where it fails.
+pub type Apart<'a, T> = Pin<Box<dyn Future<Output = Result<T, i32>> + 'a>>;
+
 /// Whether an operation has moved the whole window.
 #[inline]
 pub fn is_all(result: i32, mem: &Mem) -> bool {
@@ -187,33 +190,35 @@ impl Io {
         self.run(Op::Read { file, offset, mem: mem.window(0, MOST) })
     }
 
-    /// Go on with a read whose first operation gave this; gives all the bytes read.
+    /// Go on with a read whose first operation gave this; gives all the bytes read. It is seldom, and has its room apart.
     #[cold]
-    pub async fn read_on(
+    pub fn read_on(
         &self,
         file: File,
         offset: u64,
         mem: Mem,
         block: usize,
         first: i32,
-    ) -> Result<usize, i32> {
-        let (mut done, mut patience, mut result) = (0, Patience::default(), first);
-        loop {
-            match result {
-                0 => return Ok(done),
-                n if n > 0 => {
-                    done += n as usize;
-                    if done >= mem.len() || done % block != 0 {
-                        return Ok(done);
+    ) -> Apart<'_, usize> {
+        Box::pin(async move {
+            let (mut done, mut patience, mut result) = (0, Patience::default(), first);
+            loop {
+                match result {
+                    0 => return Ok(done),
+                    n if n > 0 => {
+                        done += n as usize;
+                        if done >= mem.len() || done % block != 0 {
+                            return Ok(done);
+                        }
                     }
+                    // A pipe is full, and stays so until who asked for this empties it.
+                    n if n == -libc::EAGAIN && mem.pipe().is_some() => return Err(libc::EAGAIN),
+                    n => self.again(n, &mut patience).await?,
                 }
-                // A pipe is full, and stays so until who asked for this empties it.
-                n if n == -libc::EAGAIN && mem.pipe().is_some() => return Err(libc::EAGAIN),
-                n => self.again(n, &mut patience).await?,
+                let rest = mem.window(done, MOST);
+                result = self.run(Op::Read { file, offset: offset + done as u64, mem: rest }).await;
             }
-            let rest = mem.window(done, MOST);
-            result = self.run(Op::Read { file, offset: offset + done as u64, mem: rest }).await;
-        }
+        })
     }
 
     /// Write all of `mem`. Short writes and EINTR are carried on with here.
@@ -235,30 +240,32 @@ impl Io {
         self.run(Op::Write { file, offset, mem: mem.window(0, MOST), durable })
     }
 
-    /// Go on with a write whose first operation gave this.
+    /// Go on with a write whose first operation gave this: as [`Io::read_on`].
     #[cold]
-    pub async fn write_on(
+    pub fn write_on(
         &self,
         file: File,
         offset: u64,
         mem: Mem,
         durable: bool,
         first: i32,
-    ) -> Result<(), i32> {
-        let (mut done, mut patience, mut result) = (0, Patience::default(), first);
-        loop {
-            match result {
-                // A file that takes no bytes and names no error has no room for them.
-                0 => return Err(libc::ENOSPC),
-                n if n > 0 => done += n as usize,
-                n => self.again(n, &mut patience).await?,
+    ) -> Apart<'_, ()> {
+        Box::pin(async move {
+            let (mut done, mut patience, mut result) = (0, Patience::default(), first);
+            loop {
+                match result {
+                    // A file that takes no bytes and names no error has no room for them.
+                    0 => return Err(libc::ENOSPC),
+                    n if n > 0 => done += n as usize,
+                    n => self.again(n, &mut patience).await?,
+                }
+                if done >= mem.len() {
+                    return Ok(());
+                }
+                let (rest, offset) = (mem.window(done, MOST), offset + done as u64);
+                result = self.run(Op::Write { file, offset, mem: rest, durable }).await;
             }
-            if done >= mem.len() {
-                return Ok(());
-            }
-            let (rest, offset) = (mem.window(done, MOST), offset + done as u64);
-            result = self.run(Op::Write { file, offset, mem: rest, durable }).await;
-        }
+        })
     }
 
     /// Make completed writes of the file stable.

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use ringtap_image::qcow2::BitmapSet;
-use ringtap_image::{Discard, Epochs, Error, Image, InFlight};
+use ringtap_image::{Boxed, Discard, Epochs, Error, Image, InFlight};
 use ringtap_io::{Io, probes};
 
 use crate::former::Former;
@@ -81,6 +81,15 @@ impl<'a> Pass<'a> {
     pub(crate) fn checked(&self, request: &Request) -> Result<Range<u64>, Error> {
         let end = request.offset.checked_add(request.len).ok_or(Error::Range)?;
         if end > self.medium.size() { Err(Error::Range) } else { Ok(request.offset..end) }
+    }
+
+    /// As [`Pass::carry_out`], with its room apart.
+    pub(crate) fn carry_out_apart(
+        self,
+        io: &'a Io,
+        request: &'a Request,
+    ) -> Boxed<'a, Result<(), Error>> {
+        Box::pin(async move { self.carry_out(io, request).await })
     }
 
     /// Carry a request out.

@@ -114,7 +114,7 @@ fn images_are_amended_as_by_qemu_img() {
     for (line, code, wanted) in [
         ("amend -f qcow2 -o compat=0.10,lazy_refcounts=on a.qcow2", 1, "needs version 3"),
         ("amend -f qcow2 -o cluster_size=4k a.qcow2", 2, "convert it with -o cluster_size=4k"),
-        ("amend -f qcow2 -o backing_fmt=raw a.qcow2", 2, "no backing file"),
+        ("amend -f qcow2 -o backing_fmt=raw a.qcow2", 2, "ringtap rebase"),
         ("amend -f raw -o compat=1.1 a.raw", 2, "raw images"),
         ("amend -f qcow2 -o nonsense=1 a.qcow2", 2, "nonsense"),
     ] {
