@@ -9,7 +9,7 @@ use crate::Error;
 /// Our threads wait and log; they need no more.
 const STACK: usize = 256 << 10;
 /// Those that carry out what takes long have the futures of a whole job there, which are large where nothing is optimised.
-const WORKING_STACK: usize = 1 << 20;
+const WORKING_STACK: usize = 4 << 20;
 
 /// Start a thread. A panic in it is reported, and ends what it does alone: disks are served on.
 pub(crate) fn spawn(
