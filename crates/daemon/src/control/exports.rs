@@ -172,7 +172,9 @@ impl AddExport {
         if running.pending.targets.contains(&disk) && served.moment.is_none() {
             return refuse(format!("Node '{node}' is in use: a job writes to it"));
         }
-        if served.moment.is_some() && !running.pending.targets.contains(&disk) {
+        let is_kept =
+            running.pending.targets.contains(&disk) || running.moment_is_passed_on(disk, true);
+        if served.moment.is_some() && !is_kept {
             return refuse(format!(
                 "Node '{node}' kept the moment of a backup that has broken, and has a part of it: take it away \
                  (blockdev-del), and begin again with an empty image"
