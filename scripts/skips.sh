@@ -4,7 +4,7 @@
 # A test that cannot run here prints `skipped: REASON`.
 #   cargo test -- --show-output | scripts/skips.sh LIST
 # LIST has a line `TEST: REASON` for each skip that is known; with CI set another one is a failure, and so are
-# more than three tests that failed once.
+# more than five tests that failed once.
 set -u
 list=$1
 found=$(mktemp) && once=$(mktemp) && trap 'rm -f "$found" "$once"' EXIT
@@ -23,7 +23,7 @@ failed=$(wc -l <"$once")
 if [ "$failed" != 0 ]; then
     echo "$failed test(s) failed once, and passed when they were run again:"
     cat "$once"
-    if [ -n "${CI:-}" ] && [ "$failed" -gt 3 ]; then exit 1; fi
+    if [ -n "${CI:-}" ] && [ "$failed" -gt 5 ]; then exit 1; fi
 fi
 count=$(wc -l <"$found")
 if [ "$count" = 0 ]; then echo "no test was skipped"; exit 0; fi
