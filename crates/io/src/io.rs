@@ -19,7 +19,7 @@ use crate::{File, Key, Mem, Op, Reactor, Signal, Time};
 const MOST: usize = 1 << 30;
 
 /// The rest of a transfer, with a positive errno where it fails.
-pub type Apart<'a, T> = Pin<Box<dyn Future<Output = Result<T, i32>> + 'a>>;
+pub type BoxedTransfer<'a, T> = Pin<Box<dyn Future<Output = Result<T, i32>> + 'a>>;
 
 /// Whether an operation has moved the whole window.
 #[inline]
@@ -190,7 +190,8 @@ impl Io {
         self.run(Op::Read { file, offset, mem: mem.window(0, MOST) })
     }
 
-    /// Go on with a read whose first operation gave this; gives all the bytes read. It is seldom, and has its room apart.
+    /// Go on with a read whose first operation gave this; gives all the bytes read. Seldom, and so on the heap, where
+    /// its state makes no other read larger.
     #[cold]
     pub fn read_on(
         &self,
@@ -199,7 +200,7 @@ impl Io {
         mem: Mem,
         block: usize,
         first: i32,
-    ) -> Apart<'_, usize> {
+    ) -> BoxedTransfer<'_, usize> {
         Box::pin(async move {
             let (mut done, mut patience, mut result) = (0, Patience::default(), first);
             loop {
@@ -249,7 +250,7 @@ impl Io {
         mem: Mem,
         durable: bool,
         first: i32,
-    ) -> Apart<'_, ()> {
+    ) -> BoxedTransfer<'_, ()> {
         Box::pin(async move {
             let (mut done, mut patience, mut result) = (0, Patience::default(), first);
             loop {

@@ -39,7 +39,7 @@ pub use event::{Event, Listener};
 pub use file::{File, Nature, OpenFile};
 pub use handle::FileHandle;
 pub use inherited::duplicate_fd;
-pub use io::{Apart, Io, OpFuture, is_all};
+pub use io::{BoxedTransfer, Io, OpFuture, is_all};
 pub use kept::{keeping_a_reactor, passing_reactor};
 pub use locked::{Locked, LockedBytes};
 pub use mem::{Mem, Piece};

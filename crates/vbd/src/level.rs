@@ -83,8 +83,8 @@ impl<'a> Pass<'a> {
         if end > self.medium.size() { Err(Error::Range) } else { Ok(request.offset..end) }
     }
 
-    /// As [`Pass::carry_out`], with its room apart.
-    pub(crate) fn carry_out_apart(
+    /// As [`Pass::carry_out`], on the heap: its state would make the future of every request larger.
+    pub(crate) fn carry_out_boxed(
         self,
         io: &'a Io,
         request: &'a Request,

@@ -196,7 +196,7 @@ impl Vbd {
                         }
                         pass.write(io, offset, mem, pass.durable(request)).await
                     }
-                    (_, Ok(_)) => pass.carry_out_apart(io, request).await,
+                    (_, Ok(_)) => pass.carry_out_boxed(io, request).await,
                     (_, Err(error)) => Err(error),
                 };
                 if end != Err(Error::Full) {
