@@ -13,9 +13,16 @@ const SIGNS: [&str; 3] = ["/.dockerenv", "/run/.containerenv", "/run/systemd/con
 /// in the host's namespace of processes.
 const WORDS: [&str; 2] = ["container", "KUBERNETES_SERVICE_HOST"];
 
-/// Say so where restart logs end with a container, though its guests may live on.
+/// Say so where restart logs end with a container, though its guests may live on, or lie on a disk.
 pub(crate) fn warn_of_lost_logs() {
     let folder = RestartLog::usual_folder();
+    if ringtap_image::folder_is_on_disk() {
+        tracing::warn!(
+            "restart logs lie in {}, which is not in memory: what is noted there is written to a disk again and again, and a log \
+             is of no use after a restart of the machine; give --state-dir a folder on tmpfs",
+            folder.display()
+        );
+    }
     if is_one() && !is_kept(&folder) {
         tracing::warn!(
             "restart logs lie in {}, which ends with this container: what is not flushed then is lost with \

@@ -10,7 +10,7 @@ use ringtap_image::{
 };
 
 use crate::opening::{self, Writing};
-use crate::{Doing, Error, waits_for_nothing};
+use crate::{Doing, Error, Names, chain, waits_for_nothing};
 
 /// What is looked at, and what is done about it.
 #[derive(Clone, Debug)]
@@ -52,6 +52,7 @@ impl Check<'_> {
 /// It cannot be opened, read or written, or a killed server left changes that are not in it.
 pub fn check(job: &Check<'_>) -> Result<(Format, Option<Report>), Error> {
     let format = opening::format(job.path, job.format, job.changes())?;
+    chain::warn_of_mixture(job.path, Some(format), &Names::default());
     let report = match format {
         Format::Qcow2 => Some(check_qcow2(job)?),
         Format::Vhd => Some(check_vhd(job)?),

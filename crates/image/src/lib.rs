@@ -21,6 +21,7 @@ mod limit;
 mod lock;
 mod lower;
 pub mod luks;
+mod mixture;
 mod names;
 mod null;
 mod numbered;
@@ -54,6 +55,7 @@ pub use image::{
 };
 pub use limit::limit_of_length;
 pub use luks::Luks;
+pub use mixture::warn_of_mixture;
 pub use names::{NameError, Role, find as find_named, find_of_held, is_understood, whole_name};
 pub use null::Null;
 pub use online::OnlineCheck;
@@ -61,8 +63,8 @@ pub use open::{OpenOptions, on_a_ring, open, open_on, open_place, parse_size};
 pub use place::Place;
 pub use raw::Raw;
 pub use restart::{
-    Identity, Left, LeftBehind, Record, RestartChoice, RestartLog, Standing, Words, has_folder,
-    set_folder,
+    Identity, Left, LeftBehind, Record, RestartChoice, RestartLog, Standing, Words,
+    folder_is_on_disk, has_folder, set_folder,
 };
 pub use ringtap_stores::{certificates_of, is_store};
 pub use secret::{Secret, SecretError, SecretSource};

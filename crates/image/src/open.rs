@@ -8,7 +8,7 @@ use ringtap_io::{Io, Tasks};
 use crate::backing::Chain;
 use crate::{
     Boxed, CacheMode, Format, Image, Luks, Null, OpenError, Place, Raw, RestartChoice, Secret,
-    probe, qcow2, record, vhd, vhdx, vmdk,
+    mixture, probe, qcow2, record, vhd, vhdx, vmdk,
 };
 
 /// How to open an image.
@@ -84,10 +84,14 @@ pub fn open_place(place: &Place, options: &OpenOptions) -> Result<Box<dyn Image>
         return Ok(Box::new(Raw::open(place, options)?));
     }
     let (place, options) = (place.clone(), options.clone());
-    on_a_ring(
-        disk,
-        |io| async move { open_in_chain(&io, &place, &options, Chain::default()).await },
-    )?
+    let read_only = options.read_only;
+    let image = on_a_ring(disk, |io| async move {
+        open_in_chain(&io, &place, &options, Chain::default()).await
+    })??;
+    if read_only {
+        mixture::warn_of(&*image);
+    }
+    Ok(image)
 }
 
 fn without_bitmaps(disk: &Path, options: &OpenOptions) -> Result<(), OpenError> {

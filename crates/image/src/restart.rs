@@ -15,19 +15,24 @@
 //! Layout, in 64-bit words of the host's order: [`MAGIC`], boot (2), device, inode, the image's generation
 //! and the next ([`GENERATION`]), then for each half its turn (0: empty) and the count of its records, then
 //! what the image's file system calls it ([`NAME`]), when it came to be, bytes written to the device it is,
-//! the witness; from [`FIRST`] on the records of half 0, then of half 1. A record is its mark (the half's
-//! turn, stored last) and three words.
+//! the number of the image's file and the records of a half ([`NUMBER`], [`CAPACITY`]; older servers left 0), the witness; from
+//! [`FIRST`] on the records of half 0, then of half 1. A record is its mark (the half's turn, stored last) and three words.
+//! Behind them `data_file` and `path`.
 
+mod aside;
 mod data_file;
 mod files;
+mod kept;
 mod left;
+mod moved;
 mod note;
+mod opening;
+mod path;
 mod standing;
 
 use std::fs;
 use std::io;
 use std::ops::Deref;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
@@ -38,10 +43,14 @@ use ringtap_io::{SharedWords, Witness};
 pub(crate) use files::keep_as;
 pub(crate) use files::make_folder;
 pub(crate) use files::open_ours;
-pub use files::{has_folder, set_folder};
-use files::{may_hold_changes, name_of, open_to_keep};
+pub use files::{folder_is_on_disk, has_folder, set_folder};
+use files::{name_of, open_to_keep};
+pub(crate) use kept::give_back;
 pub use left::{Left, LeftBehind, RestartChoice};
+use moved::Former;
+pub(crate) use moved::{Moved, Sign, seek, seek_beside};
 pub(crate) use note::{Said, forget_note};
+pub(crate) use path::LINK;
 pub(crate) use standing::Facts;
 pub use standing::Standing;
 
@@ -62,6 +71,12 @@ const NAME: usize = 11;
 const BORN: usize = 16;
 /// Bytes that had been written to the device when the witness began.
 const WRITTEN: usize = 17;
+/// The number of the image's file, by which the image says that the log is its own.
+const NUMBER: usize = 18;
+/// Records that a half has room for.
+const CAPACITY: usize = 19;
+/// Not 0: that its image is gone has been told.
+const TOLD: usize = 20;
 const WITNESS: usize = 23;
 pub(crate) const FIRST: usize = 32;
 const RECORD: usize = 4;
@@ -108,6 +123,10 @@ pub struct RestartLog {
     standing: Standing,
     /// The boot, and a number of the image's file.
     own: (u128, u64),
+    /// Whether it was noted for another file than that which has its name by now.
+    reborn: bool,
+    /// Where what it holds was found.
+    former: Option<Former>,
 }
 
 impl RestartLog {
@@ -120,96 +139,10 @@ impl RestartLog {
         let identity = Identity { boot: boot::identity(folder)?, file: files::place_of(&image) };
         let path = folder.join(name_of(&image));
         let file = open_to_keep(folder, &path)?;
-        let words = SharedWords::map(&file, RestartLog::words_for(capacity) + data_file::WORDS)?;
+        let words = SharedWords::map(&file, RestartLog::all_words_for(capacity))?;
         let mut log = RestartLog::with(Arc::new(words), identity, capacity);
         (log.path, log.file, log.name) = (Some(path), Some(file), name);
         Ok(log)
-    }
-
-    /// The log of the image that is about to be written to in a container; where there cannot be one, a killed
-    /// server loses what was not flushed: an error where `needed`, else none and a warning.
-    ///
-    /// # Errors
-    /// Also where there is one already that cannot be read.
-    pub fn beside(
-        container: &Container,
-        capacity: u64,
-        needed: bool,
-    ) -> Result<Option<RestartLog>, OpenError> {
-        RestartLog::beside_in(&RestartLog::usual_folder(), container, capacity, needed)
-    }
-
-    fn beside_in(
-        folder: &Path,
-        container: &Container,
-        capacity: u64,
-        needed: bool,
-    ) -> Result<Option<RestartLog>, OpenError> {
-        let open = container.open_file().filter(|_| !container.traits().read_only);
-        let Some((open, stat)) = open.and_then(|open| Some((open, rustix::fs::fstat(open).ok()?)))
-        else {
-            return Ok(None);
-        };
-        let log = folder.join(name_of(&stat));
-        let was_there = log.symlink_metadata().is_ok();
-        let path = container.path();
-        match RestartLog::open(folder, open, capacity) {
-            Ok(log) => {
-                if let Ok(gone @ 1..) = reap::reap_at_times(folder, open) {
-                    tracing::info!("dropped {gone} restart logs of images that were deleted");
-                }
-                Ok(Some(log.of(container)))
-            }
-            Err(source) if was_there && may_hold_changes(folder, &log) => {
-                Err(OpenError::RestartLog { path: path.to_owned(), log, source })
-            }
-            Err(error) => {
-                if !was_there {
-                    let _ = fs::remove_file(&log);
-                }
-                if needed {
-                    let (path, folder) = (path.to_owned(), folder.to_owned());
-                    return Err(OpenError::NoRestartLog { path, folder, source: error });
-                }
-                tracing::warn!(
-                    "no restart log for {}: {error}; what is not flushed would not outlive a killed \
-                     server",
-                    path.display()
-                );
-                Ok(None)
-            }
-        }
-    }
-
-    /// The log of an image that is only read, and so takes up nothing, if there is one.
-    ///
-    /// # Errors
-    /// Where there is one that cannot be read.
-    pub fn to_read(container: &Container, capacity: u64) -> Result<Option<RestartLog>, OpenError> {
-        let open = container.open_file();
-        let Some((open, stat)) = open.and_then(|open| Some((open, rustix::fs::fstat(open).ok()?)))
-        else {
-            return Ok(None);
-        };
-        let folder = RestartLog::usual_folder();
-        let log = folder.join(name_of(&stat));
-        let begin = fs::File::open(&log).and_then(|file| {
-            let mut word = [0; 8];
-            file.read_exact_at(&mut word, 0).map(|()| u64::from_ne_bytes(word))
-        });
-        match begin {
-            Ok(MAGIC | CLOSED) => {}
-            Ok(_) => return Ok(None),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(_) if !may_hold_changes(&folder, &log) => return Ok(None),
-            Err(_) => {}
-        }
-        match RestartLog::open(&folder, open, capacity) {
-            Ok(log) => Ok(Some(log.of(container))),
-            Err(source) => {
-                Err(OpenError::RestartLog { path: container.path().to_owned(), log, source })
-            }
-        }
     }
 
     /// A log in the memory of a simulation, which keeps a copy of it over a kill.
@@ -231,6 +164,8 @@ impl RestartLog {
             data: None,
             standing,
             own,
+            reborn: false,
+            former: None,
         }
     }
 
@@ -242,7 +177,8 @@ impl RestartLog {
         let known = self.word(NAME) != 0 && name[0] != 0;
         let renamed = known && (NAME..).zip(name).any(|(at, word)| self.word(at) != word);
         let reborn = born != 0 && self.word(BORN) != 0 && born != self.word(BORN);
-        self.standing = if renamed || reborn {
+        self.reborn = renamed || reborn;
+        self.standing = if self.reborn {
             Standing::Other("the file that it was of is gone, and this is another".into())
         } else {
             let said = Witness::read(&self.words, WITNESS);
@@ -401,6 +337,18 @@ impl RestartLog {
         self.own
     }
 
+    /// The same as its writer noted it, of which it may be a former file.
+    pub(crate) fn noted_own(&self) -> (u128, u64) {
+        match self.word(NUMBER) {
+            0 => self.own,
+            number => (self.own.0, number),
+        }
+    }
+
+    fn all_words_for(capacity: u64) -> usize {
+        RestartLog::words_for(capacity) + data_file::WORDS + path::WORDS
+    }
+
     /// Words that a log of that capacity takes.
     pub fn words_for(capacity: u64) -> usize {
         FIRST + 2 * RECORD * capacity as usize
@@ -468,6 +416,11 @@ impl RestartLog {
         GENERATION.into_iter().for_each(|at| self.set(at, generation));
         self.watch();
         (NAME..).zip(self.name).for_each(|(at, word)| self.set(at, word));
+        for (at, word) in [(NUMBER, self.own.1), (CAPACITY, self.capacity), (TOLD, 0)] {
+            self.set(at, word);
+        }
+        self.note_path();
+        self.former.iter().for_each(Former::settle);
         for (at, word) in self.identity_words().into_iter().enumerate().rev() {
             self.set(at, word);
         }
@@ -549,6 +502,7 @@ impl RestartLog {
     /// Give back the memory of all but the beginning.
     fn shrink(&self) {
         let Some(path) = &self.path else { return };
+        self.forget_path();
         let _ = fs::remove_file(path.with_extension(MEMORY));
         if let Some(file) = self.file.as_ref().filter(|_| !self.stays_whole.load(SeqCst)) {
             let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
@@ -559,6 +513,7 @@ impl RestartLog {
 
     fn remove(&self) {
         if let Some(path) = &self.path {
+            self.forget_path();
             // A log that stays is empty.
             let _ = fs::remove_file(path);
             let _ = fs::remove_file(path.with_extension(MEMORY));

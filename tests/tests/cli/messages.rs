@@ -131,6 +131,25 @@ fn a_container_that_takes_restart_logs_with_it_is_told_at_the_start() {
     }
 }
 
+#[test]
+fn a_folder_of_logs_that_is_no_memory_or_that_others_may_write_to_is_told_of() {
+    let dir = folder();
+    disk(dir.path(), "a.raw", 1 << 20);
+    let memory = tempfile::tempdir_in("/dev/shm").expect("a folder on tmpfs");
+    let on_tmpfs = memory.path().to_str().expect("plain");
+    fs::create_dir(dir.path().join("state")).expect("a folder");
+    for (state_dir, told) in [("state", true), (on_tmpfs, false)] {
+        let words = format!("--state-dir {state_dir} a.raw -f raw --nbd unix:s");
+        let said = Server::started(crate::served::command(dir.path(), &words)).stop().stderr;
+        assert_eq!(said.contains("which is not in memory"), told, "{state_dir}: {said}");
+    }
+    let shared = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+    fs::set_permissions(memory.path(), shared).expect("everybody's");
+    let words = format!("--state-dir {on_tmpfs} a.raw -f raw --nbd unix:s");
+    let said = Running::start(crate::served::command(dir.path(), &words)).wait().failed(1);
+    assert!(said.contains("others may write to") && said.contains("0777"), "{said}");
+}
+
 /// Without any sign of its manager's, as containerd leaves none.
 #[test]
 fn a_namespace_of_processes_is_a_container() {

@@ -5,6 +5,7 @@ mod data_file;
 mod devices;
 mod full;
 mod missing;
+mod moved;
 mod verbs;
 
 use std::fs;

@@ -93,6 +93,7 @@ fn a_disk_is_committed_into_what_lies_below_while_its_guest_writes() {
         assert_eq!(control.ok("query-jobs", json!({})), json!([]));
         bench.io("a", &["write -P 4 60M 4k", "read -P 4 60M 4k"]);
         server.stop();
+        told_of_a_mixture(&bench);
         // By any of its names it is found where it is.
         for name in ["a.img", "two.qcow2", "one.qcow2"] {
             let served = bench.serve_as("a", name, &[]);
@@ -103,6 +104,27 @@ fn a_disk_is_committed_into_what_lies_below_while_its_guest_writes() {
         if format == "qcow2" {
             ok("qemu-img", "qemu-utils", &["check", "-q", &bench.text("a.img")]);
         }
+    }
+}
+
+/// An image that was committed and is read all the same shows what was written below it since.
+fn told_of_a_mixture(bench: &Bench) {
+    let (top, base, raw) = (bench.text("two.qcow2"), bench.text("a.img"), bench.text("raw"));
+    for (words, told) in [
+        (["convert", "-O", "raw", &top, &raw].as_slice(), true),
+        (&["map", &top], true),
+        (&["info", &top], true),
+        (&["info", "--backing-chain", &top], true),
+        (&["check", &top], true),
+        (&["convert", "-O", "raw", &base, &raw], false),
+        (&["info", &base], false),
+    ] {
+        let end = ringtap_tests::program(ringtap().to_str().expect("plain"), "ringtap", words);
+        let said = String::from_utf8_lossy(&end.stderr);
+        assert!(end.status.success() || words[0] == "check", "{words:?}: {end:?}");
+        let way = format!("read {base} instead");
+        assert_eq!(said.matches(&way).count(), usize::from(told), "{words:?}: {said}");
+        assert_eq!(said.lines().count(), usize::from(told), "{words:?}: {said}");
     }
 }
 

@@ -78,7 +78,8 @@ impl Qcow2 {
         }
         let (mut header, mut parts) = (header, parts);
         let (of, choice) = (parts.restart_of, parts.restart_choice);
-        restart::decide(&container, &header, parts.restart.as_mut(), of, choice)?;
+        let data = parts.data.as_ref();
+        restart::decide(&container, &header, &mut parts.restart, of, choice, data)?;
         if let Some(log) = parts.restart.as_ref().filter(|log| !read_only && log.is_to_be_used()) {
             // Killed again before all of it is taken up, it is still the image's.
             log.watch();

@@ -23,7 +23,7 @@ use super::tool::ToolError;
 use super::walk::{self, Problems};
 use super::{Header, Sabotage, Shared, State};
 use crate::container::os;
-use crate::restart::Said;
+use crate::restart::{Moved, Said, Sign, seek, seek_beside};
 use crate::{Container, Error, Left, LeftBehind, OpenError, RestartChoice, RestartLog, Standing};
 
 /// Changes that a log has room for between two flushes: 2 MiB of memory, twice.
@@ -73,10 +73,9 @@ fn compare(
         return own.map_or(Said::default(), |_| Said::beside(container, log.as_deref()));
     }
     let said = said_of(header);
-    let named = said & autoclear::RESTART_LOG != 0;
-    let here = own.map_or(0, |own| stamp(own, 0));
-    let of_boot = named && own.is_some() && (said ^ here) & BOOT == 0;
-    let of_file = of_boot && (said ^ here) & FILE == 0;
+    let of_boot = is_of_boot(said, own);
+    let noted = log.as_ref().map(|log| log.noted_own());
+    let of_file = of_boot && [own, noted].into_iter().flatten().any(|own| names(said, own));
     let end = Said::of(of_boot, of_file, log.as_deref());
     if let Some(log) = log
         && let Some(why) = disowned(said, log)
@@ -86,15 +85,50 @@ fn compare(
     end
 }
 
+/// Whether an image that says this has a log of the boot that `own` is of.
+fn is_of_boot(said: u64, own: Option<(u128, u64)>) -> bool {
+    let here = own.map(|own| stamp(own, 0));
+    said & autoclear::RESTART_LOG != 0 && here.is_some_and(|here| (said ^ here) & BOOT == 0)
+}
+
+/// Whether it has that of this boot and file.
+fn names(said: u64, own: (u128, u64)) -> bool {
+    (said ^ stamp(own, 0)) & (BOOT | FILE) == 0
+}
+
+/// The log of an image that lies in another file than when it was noted; `log` is what there is under the name of its own.
+fn moved(
+    container: &Container,
+    header: &Header,
+    log: Option<&mut RestartLog>,
+    own: Option<(u128, u64)>,
+) -> Option<Moved> {
+    let own = Some(log.as_ref().map(|log| log.own()).or(own)?);
+    let said = said_of(header);
+    if header.version == 2 {
+        return seek_beside(container, log, RESTART_RECORDS);
+    }
+    if is_of_boot(said, own) {
+        let is_of = |other: &RestartLog| disowned(said, other).is_none();
+        return seek(container, log, RESTART_RECORDS, &Sign::Number(&is_of));
+    }
+    if log.as_ref().is_some_and(|log| log.left().is_some()) {
+        return None;
+    }
+    let moved = seek(container, log, RESTART_RECORDS, &Sign::Path)?;
+    Some(moved.belongs_to_another("it was made anew, or something else has written to it since"))
+}
+
 /// Why an image that says this of its log has none, or another.
 fn disowned(said: u64, log: &RestartLog) -> Option<&'static str> {
     if said & autoclear::RESTART_LOG == 0 {
         return Some("something else has written to the image since");
     }
-    if (said ^ stamp(log.own(), 0)) & (BOOT | FILE) != 0 {
+    if !names(said, log.noted_own()) {
         return Some("the image is a copy of another");
     }
-    let is_own = log.generations().iter().any(|number| said == stamp(log.own(), *number));
+    let own = log.noted_own();
+    let is_own = log.generations().iter().any(|number| said == stamp(own, *number));
     (!is_own).then_some("the image was put back to an earlier state")
 }
 
@@ -105,11 +139,16 @@ fn disowned(said: u64, log: &RestartLog) -> Option<&'static str> {
 pub(super) fn decide(
     container: &Container,
     header: &Header,
-    mut log: Option<&mut RestartLog>,
+    log: &mut Option<RestartLog>,
     own: Option<(u128, u64)>,
     choice: Option<RestartChoice>,
+    data: Option<&Container>,
 ) -> Result<(), OpenError> {
-    compare(container, header, log.as_deref_mut(), own).heed(container, choice)?;
+    let said = compare(container, header, log.as_mut(), own);
+    match moved(container, header, log.as_mut(), own) {
+        Some(moved) => moved.settle(container, log, choice, data)?,
+        None => said.heed(container, choice)?,
+    }
     let Some(log) = log else { return Ok(()) };
     if let (Some(RestartChoice::Use), Standing::Other(why)) = (choice, log.standing())
         && header.version != 2
@@ -130,8 +169,11 @@ pub(super) fn left(
     data: Option<impl FnOnce() -> Result<Container, OpenError>>,
 ) -> Result<Option<LeftBehind>, OpenError> {
     let mut log = RestartLog::to_read(container, RESTART_RECORDS)?;
-    let said = compare(container, header, log.as_mut(), RestartLog::whose(container));
-    if said.missing {
+    let whose = RestartLog::whose(container);
+    let said = compare(container, header, log.as_mut(), whose);
+    if let Some(moved) = moved(container, header, log.as_mut(), whose) {
+        log = moved.to_tell(container).or(log);
+    } else if said.missing {
         return Ok(Some(LeftBehind::missing()));
     }
     let log = log.map(|log| match data.filter(|_| log.holds_changes()).map(|open| open()) {

@@ -32,6 +32,13 @@ impl RestartLog {
     /// The log of an image whose guest data lies in this file, which nobody has written to since it was
     /// opened.
     pub fn with_data(mut self, data: &Container) -> RestartLog {
+        self.compare_data(data);
+        self.data = Some(data.clone());
+        self
+    }
+
+    /// Whether its data file is as the log's writer left it, where the image is.
+    pub(super) fn compare_data(&mut self, data: &Container) {
         if self.standing == Standing::Same && self.left().is_some() {
             if let Some(why) = self.differs(data) {
                 let why = format!("of its data file {}: {why}", data.path().display());
@@ -39,8 +46,6 @@ impl RestartLog {
             }
             data.stands(&self.standing);
         }
-        self.data = Some(data.clone());
-        self
     }
 
     /// The same, of one that cannot be looked at.
@@ -98,7 +103,7 @@ impl RestartLog {
         }
     }
 
-    fn data_at(&self) -> usize {
+    pub(super) fn data_at(&self) -> usize {
         RestartLog::words_for(self.capacity)
     }
 }

@@ -48,6 +48,11 @@ pub fn has_folder() -> bool {
     FOLDER.get().is_some()
 }
 
+/// Whether the operator's folder is on a disk, which outlives the machine's boot as no log does.
+pub fn folder_is_on_disk() -> bool {
+    OF_USER.get().or(FOLDER.get()).is_some_and(|folder| !on_memory(folder))
+}
+
 /// Keep logs for that user, in a folder that this process, which is root, makes for it.
 pub(crate) fn keep_as(user: &User) -> io::Result<()> {
     let make = |folder: &Path| make_for(folder, user);
@@ -68,13 +73,16 @@ pub(crate) fn make_folder(folder: &Path) -> io::Result<()> {
         _ => {}
     }
     let facts = fs::symlink_metadata(folder)?;
-    if is_ours(&facts) && facts.is_dir() {
-        return Ok(());
-    }
-    Err(io::Error::new(
-        io::ErrorKind::PermissionDenied,
-        format!("{} is not a folder of this user", folder.display()),
-    ))
+    let (name, mode) = (folder.display(), facts.mode() & 0o7777);
+    let why = match is_ours(&facts) && facts.is_dir() {
+        true if mode & 0o022 == 0 => return Ok(()),
+        true => format!(
+            "others may write to {name}, whose mode is {mode:04o}: name a folder that is this user's alone, or take that \
+             right from them (chmod go-w)"
+        ),
+        false => format!("{name} is not a folder of this user"),
+    };
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, why))
 }
 
 fn is_ours(facts: &fs::Metadata) -> bool {
@@ -140,7 +148,11 @@ pub(super) fn place_of(image: &rustix::fs::Stat) -> (u64, u64) {
 }
 
 pub(super) fn name_of(image: &rustix::fs::Stat) -> String {
-    let (device, inode) = place_of(image);
+    name_at(place_of(image))
+}
+
+/// How the log is called of the image's file that lies there.
+pub(super) fn name_at((device, inode): (u64, u64)) -> String {
     format!("{device:x}-{inode:x}.restart")
 }
 
@@ -185,7 +197,9 @@ pub(super) fn open_to_keep(folder: &Path, path: &Path) -> io::Result<fs::File> {
         let file = open_ours(folder, path, true)?;
         let shared = rustix::fs::FlockOperation::LockShared;
         rustix::io::retry_on_intr(|| rustix::fs::flock(&file, shared))?;
-        if file.metadata()?.nlink() > 0 {
+        // Not where it was removed meanwhile; it may have another name yet.
+        let own = file.metadata()?.ino();
+        if fs::symlink_metadata(path).is_ok_and(|facts| facts.ino() == own) {
             return Ok(file);
         }
     }
@@ -196,9 +210,29 @@ fn on_tmpfs(folder: &Path) -> bool {
     rustix::fs::statfs(folder).is_ok_and(|facts| facts.f_type as u64 == TMPFS)
 }
 
+fn on_memory(folder: &Path) -> bool {
+    const RAMFS: u64 = 0x8584_58f6;
+    let kind = rustix::fs::statfs(folder).map(|facts| facts.f_type as u64);
+    on_tmpfs(folder) || kind.is_ok_and(|kind| kind == RAMFS)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_folder_that_others_may_write_to_is_refused() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().expect("a folder");
+        let folder = dir.path().join("logs");
+        make_folder(&folder).expect("made");
+        for (mode, refused) in [(0o755, false), (0o750, false), (0o775, true), (0o1777, true)] {
+            fs::set_permissions(&folder, fs::Permissions::from_mode(mode)).expect("set");
+            let end = make_folder(&folder);
+            assert_eq!(end.is_err(), refused, "{mode:o}: {end:?}");
+            assert!(end.err().is_none_or(|why| why.to_string().contains(&format!("{mode:04o}"))));
+        }
+    }
 
     #[test]
     fn a_folder_that_somebody_else_took_is_passed_by() {

@@ -35,8 +35,9 @@ impl Said {
         let said = container.open_file().and_then(|_| record::noted_log(&container.place().at()));
         let own = || log.map(RestartLog::own).or_else(|| RestartLog::whose(container));
         let (Some(note), Some((boot, file))) = (said, own()) else { return Said::default() };
-        let of_boot = note.boot == boot;
-        Said::of(of_boot, of_boot && note.file.is_none_or(|noted| noted == file), log)
+        let (of_boot, noted) = (note.boot == boot, log.map(|log| log.noted_own().1));
+        let is_own = |number| number == file || Some(number) == noted;
+        Said::of(of_boot, of_boot && note.file.is_none_or(is_own), log)
     }
 
     /// An error where a log is missing and nobody gave it up; a warning where the image is a copy.
@@ -95,7 +96,10 @@ impl RestartLog {
             return;
         };
         forget_note(container);
-        let path = RestartLog::usual_folder().join(name_of(&image));
+        let folder = RestartLog::usual_folder();
+        super::path::forget(&folder, container);
+        let path = folder.join(name_of(&image));
+        super::aside::make_way(&folder, &path, container);
         let _ = fs::remove_file(path.with_extension(MEMORY));
         let _ = fs::remove_file(path);
     }

@@ -6,9 +6,10 @@
 //! block device, how much it wrote.
 
 use std::fs;
+use std::path::Path;
 
 use ringtap_io::{Testimony, Wall};
-use rustix::fs::{AtFlags, StatxFlags, fstat, fstatfs, statx};
+use rustix::fs::{AtFlags, CWD, StatxFlags, fstat, fstatfs, statx};
 
 use crate::Container;
 
@@ -106,6 +107,13 @@ impl Facts {
     }
 }
 
+/// When the file at a path came to be, if that is known.
+pub(super) fn born_at(path: &Path) -> Option<Wall> {
+    let facts = statx(CWD, path, AtFlags::empty(), StatxFlags::BTIME).ok()?;
+    let is_known = facts.stx_mask & StatxFlags::BTIME.bits() != 0;
+    is_known.then(|| nanos(facts.stx_btime.tv_sec, u64::from(facts.stx_btime.tv_nsec)))
+}
+
 fn nanos(seconds: i64, nanos: u64) -> Wall {
     (seconds as u64).wrapping_mul(1_000_000_000).wrapping_add(nanos)
 }
@@ -124,6 +132,27 @@ impl Standing {
             (None, Some(written)) => by_count(said, written.checked_sub(before), facts.direct),
             (None, None) => Standing::Unknown("when it was last written to is not known".into()),
         }
+    }
+}
+
+impl Standing {
+    /// The same of a file that may be a copy of the one that the log's writer wrote to: whoever copies may give it the time of
+    /// the copy, so that a later one says nothing.
+    pub(crate) fn of_copy(said: Testimony, facts: &Facts) -> Standing {
+        let Some(modified) = facts.modified else {
+            return Standing::Unknown(
+                "it lies elsewhere by now, and when it was last written to is not known".into(),
+            );
+        };
+        let last = if said.in_flight == 0 { said.ended } else { said.ended.max(said.begun) + SOON };
+        if modified > last {
+            return Standing::Unknown(format!(
+                "it lies in another file by now, which was written to {:.3} s after the server's last write: it was copied, \
+                 before the server was killed or since, or something else has written to it",
+                (modified - last) as f64 / 1e9
+            ));
+        }
+        by_time(said, modified, facts)
     }
 }
 
@@ -254,6 +283,23 @@ mod tests {
         let coarse = Facts { step: SECOND, own_clock: true, ..Facts::default() };
         assert_eq!(by_time(said, begun - begun % SECOND, &coarse), Standing::Same);
         assert!(is_other(by_time(said, begun - begun % SECOND - 2 * SECOND, &coarse)));
+    }
+
+    #[test]
+    fn a_copy_that_has_no_time_of_its_own_and_one_that_has() {
+        let facts =
+            |modified| Facts { modified: Some(modified), own_clock: true, ..Facts::default() };
+        for time in [NOW - 50, NOW] {
+            assert_eq!(Standing::of_copy(said(0), &facts(time)), Standing::Same);
+        }
+        assert!(is_other(Standing::of_copy(said(0), &facts(NOW - 51))));
+        assert_eq!(Standing::of_copy(said(1), &facts(NOW + 10 + SOON)), Standing::Same);
+        for (in_flight, time) in [(0, NOW + 1), (0, NOW + 3600 * SECOND), (1, NOW + 11 + SOON)] {
+            let standing = Standing::of_copy(said(in_flight), &facts(time));
+            assert!(matches!(standing, Standing::Unknown(_)), "{standing:?}");
+        }
+        let device = Facts { written: Some(4096), direct: true, ..Facts::default() };
+        assert!(matches!(Standing::of_copy(said(0), &device), Standing::Unknown(_)));
     }
 
     #[test]

@@ -8,10 +8,10 @@ use super::dynamic::Dynamic;
 use super::fixed::Fixed;
 use super::footer::{Footer, Kind};
 use super::layout::Layout;
-use super::restart::RESTART_RECORDS;
+use super::restart::{self, RESTART_RECORDS};
 use super::{bad, os, parent};
 use crate::names::{self, Role};
-use crate::restart::{Said, forget_note};
+use crate::restart::forget_note;
 use crate::{
     Boxed, CacheMode, Container, Image, Null, OpenError, OpenOptions, Place, Raw, RestartChoice,
     RestartLog,
@@ -101,7 +101,7 @@ pub async fn settle(
     choice: Option<RestartChoice>,
 ) -> Result<(), OpenError> {
     let mut restart = RestartLog::beside(container, RESTART_RECORDS, false)?;
-    Said::beside(container, restart.as_ref()).heed(container, choice)?;
+    restart::heed(container, &mut restart, choice)?;
     if let Some(log) = &mut restart {
         log.decide(choice)?;
     }
@@ -199,7 +199,7 @@ fn open_link<'a>(
         };
         let writes = !container.traits().read_only;
         let heeded = writes || RestartLog::is_heeded(&container, options, RESTART_RECORDS);
-        let restart = if options.no_restart_log {
+        let mut restart = if options.no_restart_log {
             RestartLog::forget(&container);
             None
         } else if writes {
@@ -213,7 +213,7 @@ fn open_link<'a>(
             RestartLog::to_read(&container, RESTART_RECORDS)?
         };
         if !options.no_restart_log && heeded && layout.sparse.is_some() {
-            Said::beside(&container, restart.as_ref()).heed(&container, options.restart_log)?;
+            restart::heed(&container, &mut restart, options.restart_log)?;
         }
         let choice = options.restart_log;
         Ok((assemble(io, container, layout, parent, restart, choice).await?, footer))

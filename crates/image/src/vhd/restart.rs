@@ -14,8 +14,8 @@ use super::footer::SECTOR;
 use super::header::UNUSED;
 use super::shared::Shared;
 use crate::container::os;
-use crate::restart::Said;
-use crate::{Container, Error, Left, LeftBehind, OpenError, RestartLog};
+use crate::restart::{Said, seek_beside};
+use crate::{Container, Error, Left, LeftBehind, OpenError, RestartChoice, RestartLog};
 
 /// Changes that a log has room for between two flushes: 512 KiB of memory, twice.
 pub(super) const RESTART_RECORDS: u64 = 1 << 14;
@@ -25,11 +25,26 @@ const BITS: u64 = 2 << 32;
 
 /// What a killed server left for an image, as whoever only looks at it finds it.
 pub fn left(container: &Container) -> Result<Option<LeftBehind>, OpenError> {
-    let log = RestartLog::to_read(container, RESTART_RECORDS)?;
-    if Said::beside(container, log.as_ref()).missing {
+    let mut log = RestartLog::to_read(container, RESTART_RECORDS)?;
+    if let Some(moved) = seek_beside(container, log.as_mut(), RESTART_RECORDS) {
+        log = moved.to_tell(container).or(log);
+    } else if Said::beside(container, log.as_ref()).missing {
         return Ok(Some(LeftBehind::missing()));
     }
     Ok(log.and_then(|log| log.left_behind()))
+}
+
+/// See whether the log that was found is all that there is, and where it is not, have the image heed that; see
+/// [`crate::restart::seek`].
+pub(super) fn heed(
+    container: &Container,
+    log: &mut Option<RestartLog>,
+    choice: Option<RestartChoice>,
+) -> Result<(), OpenError> {
+    match seek_beside(container, log.as_mut(), RESTART_RECORDS) {
+        Some(moved) => moved.settle(container, log, choice, None),
+        None => Said::beside(container, log.as_ref()).heed(container, choice),
+    }
 }
 
 /// What the log says of one block.
