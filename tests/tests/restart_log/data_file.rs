@@ -9,8 +9,8 @@ use ringtap_tests::{ok, plain};
 
 use crate::{Case, Client, Format, file_system, tick, warnings};
 
-/// Words that an older server's log lacks behind the records; it had no witness of data files.
-const LACKS: u64 = 16;
+/// Words that an older server's log lacks behind the records: it had no witness of data files, and no path of its image.
+const LACKS: u64 = 16 + 1 + 4096 / 8;
 /// Where the generation of the image is in a log, and that which is being written.
 const GENERATION: [u64; 2] = [5, 6];
 /// Where the image has it, in eight bytes with other bits.
