@@ -172,7 +172,7 @@ pub(super) fn left(
     let whose = RestartLog::whose(container);
     let said = compare(container, header, log.as_mut(), whose);
     if let Some(moved) = moved(container, header, log.as_mut(), whose) {
-        log = moved.to_tell(container).or(log);
+        log = moved.for_telling(container).or(log);
     } else if said.missing {
         return Ok(Some(LeftBehind::missing()));
     }

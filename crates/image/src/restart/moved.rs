@@ -236,7 +236,7 @@ impl Moved {
     }
 
     /// For those who only tell of it: none where the image that it is of still has it.
-    pub(crate) fn to_tell(self, container: &Container) -> Option<RestartLog> {
+    pub(crate) fn for_telling(self, container: &Container) -> Option<RestartLog> {
         let is_told = *self.log.standing() == Standing::Same || self.may_go(container);
         is_told.then_some(self.log)
     }

@@ -27,7 +27,7 @@ const BITS: u64 = 2 << 32;
 pub fn left(container: &Container) -> Result<Option<LeftBehind>, OpenError> {
     let mut log = RestartLog::to_read(container, RESTART_RECORDS)?;
     if let Some(moved) = seek_beside(container, log.as_mut(), RESTART_RECORDS) {
-        log = moved.to_tell(container).or(log);
+        log = moved.for_telling(container).or(log);
     } else if Said::beside(container, log.as_ref()).missing {
         return Ok(Some(LeftBehind::missing()));
     }
