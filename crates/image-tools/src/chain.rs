@@ -303,9 +303,6 @@ pub fn layers(
 
 /// Say where an image is read whose disk goes on in what lies below it.
 pub(crate) fn warn_of_mixture(path: &Path, format: Option<Format>, names: &Names) {
-    if record::successor(path).is_none() {
-        return;
-    }
     let layers = layers(path, format, true, names).unwrap_or_default();
     let paths: Vec<PathBuf> = layers.into_iter().map(|layer| layer.path).collect();
     ringtap_image::warn_of_mixture(&paths);

@@ -200,6 +200,20 @@ pub enum OpenError {
         /// Why not.
         why: String,
     },
+    /// It is a copy of an image that is gone from where it was, and whose server has what is not written to it yet.
+    #[error(
+        "cannot open {}: it is a copy of an image that is gone from where it was, and whose server still runs: what that has not \
+         written to the image yet is in {}, and not in the copy; end that server first, or serve the copy as it is by \
+         --restart-log drop, which takes nothing from that server",
+        path.display(),
+        log.display()
+    )]
+    RestartLogHeld {
+        /// The copy.
+        path: PathBuf,
+        /// The log of the image that it is a copy of.
+        log: PathBuf,
+    },
     /// The changes that a killed server left are to be taken up by an image that they do not belong to.
     #[error(
         "cannot open {}: what a killed process left is not of the image as it is: {why}. --restart-log use decides \

@@ -23,7 +23,7 @@ pub fn warn_of_mixture(chain: &[PathBuf]) {
     }
 }
 
-/// Of an image that was opened to be read.
+/// Of an image that was opened.
 pub(crate) fn warn_of(image: &dyn Image) {
     let mut chain = Vec::new();
     let mut next = Some(image);

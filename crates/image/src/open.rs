@@ -84,13 +84,10 @@ pub fn open_place(place: &Place, options: &OpenOptions) -> Result<Box<dyn Image>
         return Ok(Box::new(Raw::open(place, options)?));
     }
     let (place, options) = (place.clone(), options.clone());
-    let read_only = options.read_only;
     let image = on_a_ring(disk, |io| async move {
         open_in_chain(&io, &place, &options, Chain::default()).await
     })??;
-    if read_only {
-        mixture::warn_of(&*image);
-    }
+    mixture::warn_of(&*image);
     Ok(image)
 }
 

@@ -74,15 +74,18 @@ pub(crate) fn reap_at_times(folder: &Path, image: impl AsFd) -> io::Result<usize
 
 /// Drop what is in the folder of images that are gone and lay where `image` lies, but for changes; gives how many.
 pub(crate) fn reap(folder: &Path, image: impl AsFd) -> io::Result<usize> {
-    let (facts, file_system) = (fstat(&image)?, file_system_of(&image)?);
-    let mut gone = 0;
+    let mut paths = Vec::new();
     for entry in fs::read_dir(folder)? {
-        let path = entry?.path();
-        if path.extension().is_some_and(|end| end == LINK) {
-            forget_if_last(&path);
-        }
+        paths.push(entry?.path());
+    }
+    let is_link = |path: &&PathBuf| path.extension().is_some_and(|end| end == LINK);
+    paths.iter().filter(is_link).for_each(|path| forget_if_last(path));
+    let (facts, file_system) = (fstat(&image)?, file_system_of(&image)?);
+    let own = Some((facts.st_dev, facts.st_ino, None));
+    let mut gone = 0;
+    for path in paths {
         let of = path.file_name().and_then(|name| parse(name.to_str()?));
-        let there = of.is_some_and(|(dev, ino)| dev == facts.st_dev && ino != facts.st_ino);
+        let there = of.is_some_and(|(dev, ..)| dev == facts.st_dev) && of != own;
         // One that cannot be looked at stays.
         if there && is_of_no_use(folder, &path, &image, &facts, file_system).unwrap_or(false) {
             let _ = fs::remove_file(path.with_extension(MEMORY));
@@ -99,9 +102,12 @@ fn forget_if_last(link: &Path) {
     }
 }
 
-fn parse(name: &str) -> Option<(u64, u64)> {
-    let (dev, ino) = name.strip_suffix(".restart")?.split_once('-')?;
-    Some((u64::from_str_radix(dev, 16).ok()?, u64::from_str_radix(ino, 16).ok()?))
+/// The device and inode in a log's name, and the number of one that has made way.
+fn parse(name: &str) -> Option<(u64, u64, Option<u64>)> {
+    let mut parts =
+        name.strip_suffix(".restart")?.splitn(3, '-').map(|part| u64::from_str_radix(part, 16));
+    let (dev, ino) = (parts.next()?.ok()?, parts.next()?.ok()?);
+    Some((dev, ino, parts.next().transpose().ok()?))
 }
 
 /// Whether no server has the log, its image is gone, and it holds no changes.

@@ -80,6 +80,7 @@ const TOLD: usize = 20;
 const WITNESS: usize = 23;
 pub(crate) const FIRST: usize = 32;
 const RECORD: usize = 4;
+const PAGE: u64 = 4096;
 /// No server gets so far: what says so was not written by one.
 const LAST_TURN: u64 = 1 << 48;
 /// How the name of the memory beside a log ends.
@@ -506,8 +507,9 @@ impl RestartLog {
         let _ = fs::remove_file(path.with_extension(MEMORY));
         if let Some(file) = self.file.as_ref().filter(|_| !self.stays_whole.load(SeqCst)) {
             let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-            let (first, len) = (4096, 8 * RestartLog::words_for(self.capacity) as u64);
-            let _ = rustix::fs::fallocate(file, punch, first, len);
+            let end = 8 * RestartLog::all_words_for(self.capacity) as u64;
+            let len = end.next_multiple_of(PAGE) - PAGE;
+            let _ = rustix::fs::fallocate(file, punch, PAGE, len);
         }
     }
 

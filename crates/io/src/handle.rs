@@ -63,6 +63,17 @@ impl FileHandle {
     /// file, says so. An error where it does not tell, or the caller may not ask (it takes
     /// CAP_DAC_READ_SEARCH).
     pub fn is_gone(&self, beside: impl AsFd) -> io::Result<bool> {
+        self.open(beside).map(|file| file.is_none())
+    }
+
+    /// How many names the file has: none where it is gone, or was deleted and is open yet. Errors as of
+    /// [`FileHandle::is_gone`].
+    pub fn names(&self, beside: impl AsFd) -> io::Result<u64> {
+        let file = self.open(beside)?;
+        Ok(file.map(rustix::fs::fstat).transpose()?.map_or(0, |facts| facts.st_nlink))
+    }
+
+    fn open(&self, beside: impl AsFd) -> io::Result<Option<OwnedFd>> {
         let bytes = (self.0[0] >> 32) as libc::c_uint;
         if bytes == 0 || bytes as usize > MOST {
             return Err(io::ErrorKind::InvalidData.into());
@@ -78,11 +89,10 @@ impl FileHandle {
         let fd = unsafe { libc::open_by_handle_at(mount, (&raw mut raw).cast(), flags) };
         if fd < 0 {
             let error = io::Error::last_os_error();
-            return if error.raw_os_error() == Some(libc::ESTALE) { Ok(true) } else { Err(error) };
+            return if error.raw_os_error() == Some(libc::ESTALE) { Ok(None) } else { Err(error) };
         }
         // SAFETY: the kernel has just opened it for us.
-        drop(unsafe { OwnedFd::from_raw_fd(fd) });
-        Ok(false)
+        Ok(Some(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 }
 

@@ -6,6 +6,7 @@ mod devices;
 mod full;
 mod missing;
 mod moved;
+mod others;
 mod verbs;
 
 use std::fs;
@@ -199,6 +200,12 @@ impl Case {
         self.write(client, 2..10, 0xb2, flush_after);
         self.write(client, 40..44, 0xc3, false);
         self.kill(server);
+    }
+
+    /// Kill its server, which has another file than that of the image's name.
+    fn kill_it_alone(&self, server: Server) {
+        server.kill();
+        tick();
     }
 
     /// Kill its server, and wait until the kernel has closed the image.

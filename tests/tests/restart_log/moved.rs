@@ -9,14 +9,14 @@ use ringtap_tests::{ok, plain, ringtap};
 
 use crate::{Case, Client, Format, file_system, warnings};
 
-const FORMATS: [Format; 3] = [Format::Overlay, Format::Version2, Format::Vpc];
+pub(crate) const FORMATS: [Format; 3] = [Format::Overlay, Format::Version2, Format::Vpc];
 
-fn shell(case: &Case, script: &str) {
+pub(crate) fn shell(case: &Case, script: &str) {
     ok("sh", "", &["-ec", &format!("cd {}; {script}", plain(case.folder.path()))]);
 }
 
 /// What serving it as it is says, which is refused.
-fn refused(case: &Case, format: Format) -> String {
+pub(crate) fn refused(case: &Case, format: Format) -> String {
     let (image, socket) = (case.image(), format!("unix:{}", plain(&case.socket())));
     let end = case.ringtap(&["serve", plain(&image), "-f", format.name(), "--nbd", &socket]);
     let said = String::from_utf8_lossy(&end.stderr).into_owned();

@@ -110,8 +110,15 @@ fn a_disk_is_committed_into_what_lies_below_while_its_guest_writes() {
 /// An image that was committed and is read all the same shows what was written below it since.
 fn told_of_a_mixture(bench: &Bench) {
     let (top, base, raw) = (bench.text("two.qcow2"), bench.text("a.img"), bench.text("raw"));
+    let above = bench.text("above.qcow2");
+    let create = ["create", "-q", "-f", "qcow2", "-b", &top, "-F", "qcow2", &above];
+    ok(ringtap().to_str().expect("plain"), "ringtap", &create);
     for (words, told) in [
-        (["convert", "-O", "raw", &top, &raw].as_slice(), true),
+        (["convert", "-O", "raw", &above, &raw].as_slice(), true),
+        (&["info", &above], true),
+        (&["info", "--backing-chain", &above], true),
+        (&["check", &above], true),
+        (&["convert", "-O", "raw", &top, &raw], true),
         (&["map", &top], true),
         (&["info", &top], true),
         (&["info", "--backing-chain", &top], true),

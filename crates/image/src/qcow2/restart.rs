@@ -76,7 +76,7 @@ fn compare(
     let of_boot = is_of_boot(said, own);
     let noted = log.as_ref().map(|log| log.noted_own());
     let of_file = of_boot && [own, noted].into_iter().flatten().any(|own| names(said, own));
-    let end = Said::of(of_boot, of_file, log.as_deref());
+    let end = Said::of(of_boot, of_file, log.as_deref(), |log| names(said, log.noted_own()));
     if let Some(log) = log
         && let Some(why) = disowned(said, log)
     {

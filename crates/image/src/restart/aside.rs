@@ -2,13 +2,11 @@
 //! been moved, and asks for its changes later.
 
 use std::fs;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FlockOperation, flock};
-
 use super::standing::Facts;
-use super::{BORN, COUNT, FIRST, MAGIC, MEMORY, NAME, NUMBER, TURN, files};
+use super::{BORN, COUNT, FIRST, MAGIC, MEMORY, NAME, NUMBER, TURN, files, give_back};
 use crate::{Container, reap};
 
 /// How the log is called that lies in the way.
@@ -18,20 +16,36 @@ pub(super) fn name_of(file: (u64, u64), number: u64) -> String {
     format!("{stem}-{number:x}.restart")
 }
 
-/// Have the log at `path`, the name for the log of the image in this container, make way where it holds changes of another.
-pub(super) fn make_way(folder: &Path, path: &Path, container: &Container) {
-    let Some(aside) = wanted(folder, path, container) else { return };
-    let memory = |path: &Path| path.with_extension(MEMORY);
-    let end = fs::rename(path, &aside);
-    let _ = fs::rename(memory(path), memory(&aside));
-    match end {
-        Ok(()) => tracing::debug!("{} has made way as {}", path.display(), aside.display()),
-        Err(error) => tracing::warn!("{} cannot make way: {error}", path.display()),
+/// Have the log at `path`, the name for the log of the image in this container, make way where it holds changes of another. False
+/// where it stays: some process has it, or it cannot be renamed.
+pub(super) fn make_way(folder: &Path, path: &Path, container: &Container) -> bool {
+    let Ok(log) = super::open_ours(folder, path, false) else { return true };
+    if beginning_of_another(&log, container).is_none() {
+        return true;
     }
+    if !files::hold(&log, || false) {
+        tracing::warn!("{} cannot make way: some process has it open", path.display());
+        return false;
+    }
+    // Who had it may have changed it, or renamed it.
+    let is_there = log.metadata().ok().zip(fs::symlink_metadata(path).ok());
+    let is_there = is_there.is_some_and(|(log, there)| log.ino() == there.ino());
+    let Some(words) = beginning_of_another(&log, container).filter(|_| is_there) else {
+        return true;
+    };
+    let aside: PathBuf = folder.join(name_of((words[3], words[4]), words[NUMBER]));
+    let memory = |path: &Path| path.with_extension(MEMORY);
+    if let Err(error) = fs::rename(path, &aside) {
+        tracing::warn!("{} cannot make way: {error}", path.display());
+        return false;
+    }
+    let _ = fs::rename(memory(path), memory(&aside));
+    give_back(&log, &aside, &words);
+    true
 }
 
-fn wanted(folder: &Path, path: &Path, container: &Container) -> Option<PathBuf> {
-    let log = super::open_ours(folder, path, false).ok()?;
+/// With what it begins, where it holds changes of another image than this.
+fn beginning_of_another(log: &fs::File, container: &Container) -> Option<[u64; FIRST]> {
     let mut bytes = [0; 8 * FIRST];
     log.read_exact_at(&mut bytes, 0).ok()?;
     let word = |at: usize| u64::from_ne_bytes(crate::bytes::get(&bytes, 8 * at));
@@ -44,8 +58,5 @@ fn wanted(folder: &Path, path: &Path, container: &Container) -> Option<PathBuf> 
     let renamed = known && (NAME..).zip(own).any(|(at, own)| word(at) != own);
     let born = Facts::of(container).born;
     let reborn = born != 0 && word(BORN) != 0 && born != word(BORN);
-    if !renamed && !reborn || flock(&log, FlockOperation::NonBlockingLockExclusive).is_err() {
-        return None;
-    }
-    Some(folder.join(name_of((word(3), word(4)), word(NUMBER))))
+    (renamed || reborn).then(|| std::array::from_fn(word))
 }

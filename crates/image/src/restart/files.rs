@@ -5,8 +5,11 @@ use std::io::{self, Read};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use ringtap_sandbox::User;
+use rustix::fs::{FlockOperation, flock};
 
 use super::{MAGIC, RestartLog};
 use crate::user::{folder_of, make_for, own};
@@ -191,12 +194,27 @@ pub(crate) fn open_ours(folder: &Path, path: &Path, create: bool) -> io::Result<
     Ok(file)
 }
 
+/// How long a killed server may have its log.
+const DYING: Duration = Duration::from_secs(5);
+
+/// Have the log to oneself; the files of a server that was killed are closed some time after its end. Fails where `gives_up` says
+/// that there is nothing to wait for, or somebody has it for long.
+pub(super) fn hold(log: &fs::File, gives_up: impl Fn() -> bool) -> bool {
+    let end = Instant::now() + DYING;
+    while flock(log, FlockOperation::NonBlockingLockExclusive).is_err() {
+        if gives_up() || Instant::now() >= end {
+            return false;
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    true
+}
+
 /// Open a log, made where there is none, and hold it against whoever drops those that nobody has.
 pub(super) fn open_to_keep(folder: &Path, path: &Path) -> io::Result<fs::File> {
     loop {
         let file = open_ours(folder, path, true)?;
-        let shared = rustix::fs::FlockOperation::LockShared;
-        rustix::io::retry_on_intr(|| rustix::fs::flock(&file, shared))?;
+        rustix::io::retry_on_intr(|| flock(&file, FlockOperation::LockShared))?;
         // Not where it was removed meanwhile; it may have another name yet.
         let own = file.metadata()?.ino();
         if fs::symlink_metadata(path).is_ok_and(|facts| facts.ino() == own) {

@@ -11,26 +11,28 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::sync::atomic::Ordering::SeqCst;
 
 use ringtap_io::{FileHandle, Witness};
 use rustix::fs::{FlockOperation, flock};
 
 use super::standing::{Facts, Standing};
 use super::{
-    BORN, CAPACITY, FIRST, Identity, MAGIC, MEMORY, NAME, NUMBER, RestartChoice, RestartLog,
-    WITNESS, aside, files, path,
+    BORN, CAPACITY, CLOSED, FIRST, Identity, MAGIC, MEMORY, NAME, NUMBER, RestartChoice,
+    RestartLog, WITNESS, aside, files, path,
 };
 use crate::{Container, OpenError, boot, reap, record};
 
-/// How long a killed server may have its log.
-const DYING: Duration = Duration::from_secs(5);
+/// Why a log cannot be looked into.
+const IS_HELD: &str = "the process that noted them still runs";
 
 /// By what a log is known as that of an image.
+#[derive(Clone, Copy)]
 pub(crate) enum Sign<'a> {
     /// By what the image says of it.
     Number(&'a dyn Fn(&RestartLog) -> bool),
+    /// By a note beside the image, which whoever owns it may forge: the log stays.
+    Note(&'a dyn Fn(&RestartLog) -> bool),
     /// By where the image lies.
     Path,
 }
@@ -41,6 +43,10 @@ pub(crate) struct Moved {
     log: RestartLog,
     /// The log itself; held against whoever opens the image that it was noted for.
     former: Former,
+    /// Nobody else has it.
+    is_held: bool,
+    /// It is known by more than a note.
+    is_sure: bool,
     /// The image says that it is not of it.
     disowned: bool,
 }
@@ -79,7 +85,7 @@ pub(crate) fn seek(
     let number = own.as_ref().map(|own| own.own());
     if let Some(own) = own {
         let is_of_this = match sign {
-            Sign::Number(is_of) => is_of(own),
+            Sign::Number(is_of) | Sign::Note(is_of) => is_of(own),
             Sign::Path => by_path().is_some_and(|path| own.noted_path() == Some(path)),
         };
         let left = own.left().is_some();
@@ -98,8 +104,8 @@ pub(crate) fn seek(
             own.former = former.may_go(container).then_some(former.former);
             return None;
         }
-        let is_own = left && (is_of_this || matches!(sign, Sign::Path)) || own.is_closed();
-        if is_own && !own.reborn && !(own.is_closed() && matches!(sign, Sign::Number(_))) {
+        let is_own = is_of_this || matches!(sign, Sign::Path);
+        if is_own && (left || own.is_closed()) && !own.reborn {
             return None;
         }
     }
@@ -109,8 +115,14 @@ pub(crate) fn seek(
 fn look_for(container: &Container, capacity: u64, sign: &Sign) -> Option<Moved> {
     let folder = RestartLog::usual_folder();
     let own = files::name_of(&rustix::fs::fstat(container.open_file()?).ok()?);
+    let boot = boot::identity(&folder).ok()?;
     let look = |path: &Path| {
         let file = super::open_ours(&folder, path, false).ok()?;
+        if let Sign::Number(is_of) | Sign::Note(is_of) = sign
+            && !RestartLog::beginning_of(&file, boot).is_ok_and(|log| is_of(&log))
+        {
+            return None;
+        }
         Moved::read(file, &folder, container, capacity).ok().flatten()
     };
     let found = match sign {
@@ -118,16 +130,32 @@ fn look_for(container: &Container, capacity: u64, sign: &Sign) -> Option<Moved> 
             let link = path::link_of(&folder, &path::path_of(container)?);
             look(&link).filter(|found| !found.former.path.ends_with(&own))
         }
-        Sign::Number(is_of) => {
-            let entries = fs::read_dir(&folder).ok()?.flatten();
-            let logs = entries.filter(|entry| {
-                let name = entry.file_name();
-                Path::new(&name).extension().is_some_and(|end| end == "restart") && *name != *own
-            });
-            logs.filter_map(|entry| look(&entry.path())).find(|found| is_of(&found.log))
-        }
+        Sign::Number(is_of) | Sign::Note(is_of) => logs_in(&folder)
+            .filter(|path| !path.ends_with(&own))
+            .filter_map(|path| look(&path))
+            .find(|found| is_of(&found.log)),
     };
-    found?.hold(&folder, container, capacity)
+    found?.hold(&folder, container, capacity, *sign)
+}
+
+fn logs_in(folder: &Path) -> impl Iterator<Item = PathBuf> {
+    let paths = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    paths.filter(|path| path.extension().is_some_and(|end| end == "restart"))
+}
+
+/// Whether there is a log that `is_named` knows, with changes or without.
+pub(super) fn is_any(is_named: impl Fn(&RestartLog) -> bool) -> bool {
+    let folder = RestartLog::usual_folder();
+    let Ok(boot) = boot::identity(&folder) else { return false };
+    let whose = [(boot >> 64) as u64, boot as u64];
+    logs_in(&folder).any(|path| {
+        let file = super::open_ours(&folder, &path, false);
+        let log = file.and_then(|file| RestartLog::beginning_of(&file, boot));
+        log.is_ok_and(|log| {
+            let is_one = [MAGIC, CLOSED].contains(&log.word(0));
+            is_one && [1, 2].map(|at| log.word(at)) == whose && is_named(&log)
+        })
+    })
 }
 
 /// The same of an image that has no place to say which log is its own: by the note beside it, else by where it lies.
@@ -140,66 +168,70 @@ pub(crate) fn seek_beside(
     let note = record::noted_log(&place.at()).and_then(|note| Some((note.boot, note.file?)));
     let is_of = |log: &RestartLog| note.is_some_and(|note| log.noted_own() == note);
     let found =
-        note.and_then(|_| seek(container, own.as_deref_mut(), capacity, &Sign::Number(&is_of)));
+        note.and_then(|_| seek(container, own.as_deref_mut(), capacity, &Sign::Note(&is_of)));
     found.or_else(|| seek(container, own, capacity, &Sign::Path))
 }
 
+/// The first words of a log's file, as they are now.
+fn words_of(file: &fs::File, count: usize) -> io::Result<ringtap_io::Words> {
+    let mut bytes = vec![0; 8 * count];
+    file.read_exact_at(&mut bytes, 0)?;
+    let word_of = |bytes: &[u8]| u64::from_ne_bytes(crate::bytes::get(bytes, 0));
+    let words: Vec<AtomicU64> =
+        bytes.chunks_exact(8).map(|bytes| AtomicU64::new(word_of(bytes))).collect();
+    Ok(Arc::new(words))
+}
+
 impl Moved {
-    /// The log in `file`, if it has changes of this boot.
+    /// The log in `file`, if it is of this boot.
     fn read(
         file: fs::File,
         folder: &Path,
         container: &Container,
         capacity: u64,
     ) -> io::Result<Option<Moved>> {
-        let mut head = [0; FIRST * 8];
-        file.read_exact_at(&mut head, 0)?;
-        let word = |at: usize| u64::from_ne_bytes(crate::bytes::get(&head, 8 * at));
         let boot = boot::identity(folder)?;
+        let beginning = RestartLog::beginning_of(&file, boot)?;
+        let word = |at: usize| beginning.word(at);
         let said = [0, 1, 2, CAPACITY].map(word);
         if said != [MAGIC, (boot >> 64) as u64, boot as u64, capacity] || word(NUMBER) == 0 {
             return Ok(None);
         }
-        let mut bytes = vec![0; 8 * RestartLog::all_words_for(capacity)];
-        file.read_exact_at(&mut bytes, 0)?;
-        let word_of = |bytes: &[u8]| u64::from_ne_bytes(crate::bytes::get(bytes, 0));
-        let words: Vec<AtomicU64> =
-            bytes.chunks_exact(8).map(|bytes| AtomicU64::new(word_of(bytes))).collect();
-        let identity = Identity { boot, file: (word(3), word(4)) };
-        let mut log = RestartLog::with(Arc::new(words), identity, capacity);
+        let words = words_of(&file, RestartLog::all_words_for(capacity))?;
+        let identity = beginning.identity;
+        let mut log = RestartLog::with(words, identity, capacity);
         let by_path = log.noted_path().map(|path| path::link_of(folder, &path));
         // One that was removed under its own name is nobody's.
         let inode = file.metadata()?.ino();
         let names = [files::name_at(identity.file), aside::name_of(identity.file, word(NUMBER))];
         let mut paths = names.iter().map(|name| folder.join(name));
         let is_it = |path: &PathBuf| fs::symlink_metadata(path).is_ok_and(|it| it.ino() == inode);
-        let Some(path) = paths.find(is_it).filter(|_| log.holds_changes()) else { return Ok(None) };
+        let Some(path) = paths.find(is_it) else { return Ok(None) };
         log.path = Some(path.clone());
         log.own = (boot, word(NUMBER));
         log.standing = Standing::of_copy(Witness::read(&log.words, WITNESS), &Facts::of(container));
         log.image = Some(container.clone());
         let former = Former { path, by_path, held: file };
-        Ok(Some(Moved { log, former, disowned: false }))
+        Ok(Some(Moved { log, former, is_held: false, is_sure: true, disowned: false }))
     }
 
-    /// Hold it against whoever opens the image that it was noted for: none where a server has it, of an image that is there, and
-    /// nothing is lost. The files of a server that was killed are closed some time after its end.
-    fn hold(self, folder: &Path, container: &Container, capacity: u64) -> Option<Moved> {
-        let end = Instant::now() + DYING;
-        let held = || flock(&self.former.held, FlockOperation::NonBlockingLockExclusive).is_ok();
-        while !held() {
-            if self.image_is_there(container) == Some(true) {
-                return None;
-            }
-            if Instant::now() >= end {
-                let why = "the process that noted them still runs";
-                let (mut log, disowned) = (self.log, self.disowned);
-                log.standing = Standing::Unknown(why.into());
-                return Some(Moved { log, former: self.former, disowned });
-            }
-            thread::sleep(Duration::from_millis(5));
+    /// Hold it against whoever opens the image that it was noted for: none where a server has it, of an image that is there or of
+    /// another at the same path in its container, and nothing is lost.
+    fn hold(
+        mut self,
+        folder: &Path,
+        container: &Container,
+        capacity: u64,
+        sign: Sign,
+    ) -> Option<Moved> {
+        let is_there = || self.image_is_there(container) == Some(true);
+        if !files::hold(&self.former.held, is_there) {
+            let is_anothers = matches!(sign, Sign::Path) || is_there();
+            self.log.standing = Standing::Unknown(IS_HELD.into());
+            return (!is_anothers).then_some(self);
         }
-        Moved::read(self.former.held, folder, container, capacity).ok().flatten()
+        let found = Moved::read(self.former.held, folder, container, capacity).ok().flatten()?;
+        Some(Moved { is_held: true, is_sure: !matches!(sign, Sign::Note(_)), ..found })
     }
 
     /// The image is another's, for what it says itself.
@@ -209,8 +241,7 @@ impl Moved {
         self
     }
 
-    /// Whether the file that it was noted for is there; none where nobody knows. One that was deleted and is open yet, by a
-    /// server that ends, is found by its handle, too.
+    /// Whether the file that it was noted for is there, under whatever name; none where nobody knows.
     fn image_is_there(&self, container: &Container) -> Option<bool> {
         if self.log.image_is_in_its_place() {
             return Some(true);
@@ -222,27 +253,27 @@ impl Moved {
         }
         let mut handle = [0; FileHandle::WORDS];
         handle.copy_from_slice(&name[1..]);
-        let gone = FileHandle::from_words(handle).is_gone(file).ok()?;
-        gone.then_some(false)
+        FileHandle::from_words(handle).names(file).ok().map(|names| names > 0)
     }
 
     fn of(&self) -> String {
         self.log.noted_path().map_or("another image".into(), |path| path.display().to_string())
     }
 
-    /// Whether nobody will ask for it once this image goes on.
+    /// Whether nobody will ask for it once this image has taken it up.
     fn may_go(&self, container: &Container) -> bool {
-        self.image_is_there(container) != Some(true)
+        self.is_held && self.is_sure && self.image_is_there(container) != Some(true)
     }
 
     /// For those who only tell of it: none where the image that it is of still has it.
     pub(crate) fn for_telling(self, container: &Container) -> Option<RestartLog> {
-        let is_told = *self.log.standing() == Standing::Same || self.may_go(container);
-        is_told.then_some(self.log)
+        let is_told =
+            *self.log.standing() == Standing::Same || self.image_is_there(container) != Some(true);
+        (self.is_held && is_told).then_some(self.log)
     }
 
-    /// Decide what becomes of it: `own` holds it from then on, if it is to be taken up. `choice` is the operator's, `data` the
-    /// image's external data file.
+    /// Decide what becomes of it: `own` holds it from then on, if it is to be taken up, and only then it goes: another file may be
+    /// the one that asks for it. `choice` is the operator's, `data` the image's external data file.
     ///
     /// # Errors
     /// Where whether it belongs to the image cannot be told, and nobody chose.
@@ -253,6 +284,9 @@ impl Moved {
         choice: Option<RestartChoice>,
         data: Option<&Container>,
     ) -> Result<(), OpenError> {
+        if !self.log.holds_changes() && !self.log.has_memory() {
+            return Ok(());
+        }
         let there = self.image_is_there(container);
         let told = self.log.left().map_or(String::new(), |left| left.told());
         if let Some(data) = data {
@@ -263,8 +297,11 @@ impl Moved {
             (Standing::Other(why), Some(RestartChoice::Use)) if self.disowned => {
                 return Err(OpenError::RestartLogOfAnother { path: path(), why });
             }
-            (_, Some(RestartChoice::Use)) => Standing::Same,
             (_, Some(RestartChoice::Drop)) => Standing::Other("that was asked for".into()),
+            _ if !self.is_held => {
+                return Err(OpenError::RestartLogHeld { path: path(), log: self.former.path });
+            }
+            (_, Some(RestartChoice::Use)) => Standing::Same,
             (Standing::Unknown(_), _) if there == Some(true) => {
                 let of = self.of();
                 Standing::Other(format!("it is a copy of {of}, which is there and has them"))
@@ -274,16 +311,12 @@ impl Moved {
             }
             (known, _) => known,
         };
-        // What is not asked for, and may be in use yet, is only left alone.
-        let goes = match (&standing, choice) {
-            (Standing::Same, _) | (_, Some(RestartChoice::Drop)) => there != Some(true),
-            _ => there == Some(false),
-        };
+        let is_same = standing == Standing::Same;
+        let goes = is_same && self.may_go(container);
         if let Standing::Other(why) = &standing {
             let (at, of) = (container.path().display(), self.of());
             tracing::warn!("{at}: not used, of what a killed process left for {of}, {told}: {why}");
         }
-        let is_same = standing == Standing::Same;
         self.log.standing = standing;
         if container.traits().read_only {
             if is_same {
@@ -309,6 +342,14 @@ impl Moved {
 }
 
 impl RestartLog {
+    /// What stands before the records in the file of a log: whose it is, and in which state of the image.
+    fn beginning_of(file: &fs::File, boot: u128) -> io::Result<RestartLog> {
+        let words = words_of(file, FIRST)?;
+        let word = |at: usize| words.get(at).map_or(0, |word| word.load(SeqCst));
+        let identity = Identity { boot, file: (word(3), word(4)) };
+        Ok(RestartLog::with(words, identity, 0))
+    }
+
     /// Hold what another log holds, which was noted for the image when it lay in another file. A server that is killed now leaves
     /// it here, for the image still says that number.
     fn adopt(&mut self, other: &RestartLog, facts: &Facts) {
@@ -339,10 +380,10 @@ impl RestartLog {
         let [_, whose @ ..] = self.identity_words();
         let word = |(at, word): (usize, &AtomicU64)| {
             let own = at.checked_sub(1).and_then(|at| whose.get(at).copied());
-            own.unwrap_or_else(|| word.load(std::sync::atomic::Ordering::SeqCst))
+            own.unwrap_or_else(|| word.load(SeqCst))
         };
         for ((at, from), to) in from.iter().enumerate().zip(to.iter()) {
-            to.store(word((at, from)), std::sync::atomic::Ordering::SeqCst);
+            to.store(word((at, from)), SeqCst);
         }
         Ok(())
     }

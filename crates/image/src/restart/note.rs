@@ -7,7 +7,7 @@
 use std::fs;
 
 use super::files::name_of;
-use super::{MEMORY, RestartChoice, RestartLog};
+use super::{MEMORY, RestartChoice, RestartLog, moved};
 use crate::{Container, OpenError, record};
 
 /// What an image says of its log, beside what was found of it.
@@ -20,14 +20,21 @@ pub(crate) struct Said {
 }
 
 impl Said {
-    /// By what it says of the boot and the file that its log is of, if it says that it has one.
-    pub(crate) fn of(of_boot: bool, of_file: bool, log: Option<&RestartLog>) -> Said {
+    /// By what it says of the boot and the file that its log is of, if it says that it has one. `is_named`: whether a log is that
+    /// of which it says so.
+    pub(crate) fn of(
+        of_boot: bool,
+        of_file: bool,
+        log: Option<&RestartLog>,
+        is_named: impl Fn(&RestartLog) -> bool,
+    ) -> Said {
         let closed = log.is_some_and(RestartLog::is_closed);
-        let found = log.is_some_and(|log| log.left().is_some());
-        Said {
-            missing: of_file && !found && !closed,
-            copy: of_boot && !found && (!of_file || closed),
+        if !of_boot || log.is_some_and(|log| log.left().is_some()) {
+            return Said::default();
         }
+        // A copy's image has a log, or had one.
+        let missing = if of_file { !closed } else { !moved::is_any(is_named) };
+        Said { missing, copy: !missing }
     }
 
     /// By the note beside the image; `log` is what was found.
@@ -37,7 +44,8 @@ impl Said {
         let (Some(note), Some((boot, file))) = (said, own()) else { return Said::default() };
         let (of_boot, noted) = (note.boot == boot, log.map(|log| log.noted_own().1));
         let is_own = |number| number == file || Some(number) == noted;
-        Said::of(of_boot, of_boot && note.file.is_none_or(is_own), log)
+        let is_named = |log: &RestartLog| note.file.is_none_or(|file| log.noted_own().1 == file);
+        Said::of(of_boot, of_boot && note.file.is_none_or(is_own), log, is_named)
     }
 
     /// An error where a log is missing and nobody gave it up; a warning where the image is a copy.
@@ -99,9 +107,10 @@ impl RestartLog {
         let folder = RestartLog::usual_folder();
         super::path::forget(&folder, container);
         let path = folder.join(name_of(&image));
-        super::aside::make_way(&folder, &path, container);
-        let _ = fs::remove_file(path.with_extension(MEMORY));
-        let _ = fs::remove_file(path);
+        if super::aside::make_way(&folder, &path, container) {
+            let _ = fs::remove_file(path.with_extension(MEMORY));
+            let _ = fs::remove_file(path);
+        }
     }
 }
 

@@ -35,10 +35,21 @@ impl RestartLog {
             return Ok(None);
         };
         let log = folder.join(name_of(&stat));
-        super::aside::make_way(folder, &log, container);
-        let was_there = log.symlink_metadata().is_ok();
         let path = container.path();
-        match RestartLog::open(folder, open, capacity) {
+        if !super::aside::make_way(folder, &log, container) {
+            let why = "it holds what a killed process left for another image, and cannot make way";
+            let (path, source) = (path.to_owned(), io::Error::other(why));
+            return Err(OpenError::RestartLog { path, log, source });
+        }
+        let was_there = log.symlink_metadata().is_ok();
+        let mut opened = RestartLog::open(folder, open, capacity);
+        let is_full = |error: &io::Error| {
+            matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::OutOfMemory)
+        };
+        if opened.as_ref().is_err_and(is_full) && reap::reap(folder, open).is_ok() {
+            opened = RestartLog::open(folder, open, capacity);
+        }
+        match opened {
             Ok(log) => {
                 if let Ok(gone @ 1..) = reap::reap_at_times(folder, open) {
                     tracing::info!("dropped {gone} restart logs of images that were deleted");

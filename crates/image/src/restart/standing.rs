@@ -152,6 +152,14 @@ impl Standing {
                 (modified - last) as f64 / 1e9
             ));
         }
+        let seconds = modified % SECOND == 0 && said.floor.saturating_sub(modified) < SECOND;
+        if seconds && modified < said.floor {
+            return Standing::Unknown(
+                "it lies in another file by now, which has the second of the server's last write and no finer time: it was \
+                 copied before that or after it"
+                    .into(),
+            );
+        }
         by_time(said, modified, facts)
     }
 }
@@ -298,6 +306,10 @@ mod tests {
             let standing = Standing::of_copy(said(in_flight), &facts(time));
             assert!(matches!(standing, Standing::Unknown(_)), "{standing:?}");
         }
+        // tar and scp keep whole seconds; one of a second before is an older copy.
+        let second = NOW - NOW % SECOND;
+        assert!(matches!(Standing::of_copy(said(0), &facts(second)), Standing::Unknown(_)));
+        assert!(is_other(Standing::of_copy(said(0), &facts(second - SECOND))));
         let device = Facts { written: Some(4096), direct: true, ..Facts::default() };
         assert!(matches!(Standing::of_copy(said(0), &device), Standing::Unknown(_)));
     }
