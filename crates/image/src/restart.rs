@@ -48,7 +48,7 @@ use files::{name_of, open_to_keep};
 pub(crate) use kept::give_back;
 pub use left::{Left, LeftBehind, RestartChoice};
 use moved::Former;
-pub(crate) use moved::{Moved, Sign, seek, seek_beside};
+pub(crate) use moved::{Moved, Sign, is_any, seek, seek_beside};
 pub(crate) use note::{Said, forget_note};
 pub(crate) use path::LINK;
 pub(crate) use standing::Facts;

@@ -236,6 +236,8 @@ fn the_lowest_image_that_is_brought_up_may_be_said() {
         said(&["disk", "stream", "--control", &at, "a", "--bottom", &bench.text(bottom)]);
     };
     stream("three.qcow2");
+    // All clients are told of its end; the next is another's.
+    ends(&mut control);
     assert_eq!(chain(&mut control), ["four.qcow2", "two.qcow2", "one.qcow2", "a.img"]);
     let itself = json!({ "device": "a", "job-id": "j", "bottom": "a" });
     control.ok("block-stream", itself);

@@ -23,7 +23,7 @@ use super::tool::ToolError;
 use super::walk::{self, Problems};
 use super::{Header, Sabotage, Shared, State};
 use crate::container::os;
-use crate::restart::{Moved, Said, Sign, seek, seek_beside};
+use crate::restart::{Moved, Said, Sign, is_any, seek, seek_beside};
 use crate::{Container, Error, Left, LeftBehind, OpenError, RestartChoice, RestartLog, Standing};
 
 /// Changes that a log has room for between two flushes: 2 MiB of memory, twice.
@@ -76,7 +76,8 @@ fn compare(
     let of_boot = is_of_boot(said, own);
     let noted = log.as_ref().map(|log| log.noted_own());
     let of_file = of_boot && [own, noted].into_iter().flatten().any(|own| names(said, own));
-    let end = Said::of(of_boot, of_file, log.as_deref(), |log| names(said, log.noted_own()));
+    let is_kept = || is_any(container, |log| names(said, log.noted_own()));
+    let end = Said::of(of_boot, of_file, log.as_deref(), is_kept);
     if let Some(log) = log
         && let Some(why) = disowned(said, log)
     {

@@ -143,8 +143,11 @@ fn logs_in(folder: &Path) -> impl Iterator<Item = PathBuf> {
     paths.filter(|path| path.extension().is_some_and(|end| end == "restart"))
 }
 
-/// Whether there is a log that `is_named` knows, with changes or without.
-pub(super) fn is_any(is_named: impl Fn(&RestartLog) -> bool) -> bool {
+/// Whether there is a log that `is_named` knows, with changes or without; those of a simulation nobody can look through.
+pub(crate) fn is_any(container: &Container, is_named: impl Fn(&RestartLog) -> bool) -> bool {
+    if container.open_file().is_none() {
+        return true;
+    }
     let folder = RestartLog::usual_folder();
     let Ok(boot) = boot::identity(&folder) else { return false };
     let whose = [(boot >> 64) as u64, boot as u64];

@@ -7,7 +7,7 @@
 use std::fs;
 
 use super::files::name_of;
-use super::{MEMORY, RestartChoice, RestartLog, moved};
+use super::{MEMORY, RestartChoice, RestartLog, is_any};
 use crate::{Container, OpenError, record};
 
 /// What an image says of its log, beside what was found of it.
@@ -20,20 +20,20 @@ pub(crate) struct Said {
 }
 
 impl Said {
-    /// By what it says of the boot and the file that its log is of, if it says that it has one. `is_named`: whether a log is that
-    /// of which it says so.
+    /// By what it says of the boot and the file that its log is of, if it says that it has one. `is_kept`: whether there is
+    /// the log of which it says so, though it is another's.
     pub(crate) fn of(
         of_boot: bool,
         of_file: bool,
         log: Option<&RestartLog>,
-        is_named: impl Fn(&RestartLog) -> bool,
+        is_kept: impl FnOnce() -> bool,
     ) -> Said {
         let closed = log.is_some_and(RestartLog::is_closed);
         if !of_boot || log.is_some_and(|log| log.left().is_some()) {
             return Said::default();
         }
         // A copy's image has a log, or had one.
-        let missing = if of_file { !closed } else { !moved::is_any(is_named) };
+        let missing = if of_file { !closed } else { !is_kept() };
         Said { missing, copy: !missing }
     }
 
@@ -45,7 +45,8 @@ impl Said {
         let (of_boot, noted) = (note.boot == boot, log.map(|log| log.noted_own().1));
         let is_own = |number| number == file || Some(number) == noted;
         let is_named = |log: &RestartLog| note.file.is_none_or(|file| log.noted_own().1 == file);
-        Said::of(of_boot, of_boot && note.file.is_none_or(is_own), log, is_named)
+        let is_kept = || is_any(container, is_named);
+        Said::of(of_boot, of_boot && note.file.is_none_or(is_own), log, is_kept)
     }
 
     /// An error where a log is missing and nobody gave it up; a warning where the image is a copy.
