@@ -147,6 +147,16 @@ impl Quiesced<'_> {
         }
         shared.door.replaced();
         self.vbd.has_moved();
+        // There may be room where it goes on.
+        let waiting = shared.full.waiting();
+        if waiting > 0 {
+            self.vbd.span().in_scope(|| {
+                tracing::info!(
+                    "{waiting} request(s) that found no room are tried again where it goes on"
+                );
+            });
+        }
+        shared.full.try_again();
         Ok(former.image)
     }
 }

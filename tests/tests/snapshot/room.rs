@@ -79,6 +79,63 @@ fn requests_that_find_no_room_wait_until_there_is_some() {
     }
 }
 
+/// The disk goes on where there is room: what waits for some is tried there, and nobody has to say so.
+#[test]
+fn requests_that_wait_for_room_go_on_where_the_disk_does() {
+    for way in ["snapshot", "mirror"] {
+        let set_up = file_system_of(32, "tmpfs", &[], "");
+        let image = set_up.folder().join("a.img");
+        fs::File::create(&image).and_then(|file| file.set_len(64 * MIB)).expect("a file");
+        fs::write(set_up.folder().join("ballast"), vec![1; 24 << 20]).expect("the ballast");
+        let dir = tempfile::tempdir_in("/var/tmp").expect("a folder");
+        let [nbd, socket, other] = ["n", "c", "b.qcow2"].map(|name| dir.path().join(name));
+        let [at, control] = [&nbd, &socket].map(|path| format!("unix:{}", path.display()));
+        let args = ["-f", "raw", "--node-name", "a", "--cache", "writeback", "--name", "a"];
+        let more = ["--nbd", &at, "--control", &control];
+        let server = Server::start([plain(&image)].iter().chain(&args).chain(&more).copied());
+        let mut client = Control::open(&socket);
+        let uri = format!("nbd+unix:///a?socket={}", nbd.display());
+        let writer = thread::spawn(move || {
+            let args = ["-f", "raw", "-c", "write -P 5 0 20M", "-c", "read -P 5 0 20M", &uri];
+            ringtap_tests::program("qemu-io", "qemu-utils", args)
+        });
+        let until = |client: &mut Control, wanted: &str| {
+            while client.event().0 != wanted {}
+        };
+        until(&mut client, "BLOCK_IO_ERROR");
+        assert!(!writer.is_finished(), "{way}: it waits");
+        if way == "snapshot" {
+            let overlay = json!({ "node-name": "a", "snapshot-file": plain(&other) });
+            client.ok("blockdev-snapshot-sync", overlay);
+        } else {
+            let name = ringtap();
+            let make = ["create", "-q", "-f", "qcow2", plain(&other), "64M"];
+            ok(plain(&name), "ringtap", &make);
+            let file = json!({ "driver": "file", "filename": plain(&other) });
+            let node = json!({ "driver": "qcow2", "node-name": "b", "file": file });
+            client.ok("blockdev-add", node);
+            let mirror = json!({ "device": "a", "job-id": "j", "target": "b", "sync": "full" });
+            client.ok("blockdev-mirror", mirror);
+            until(&mut client, "BLOCK_JOB_READY");
+            client.ok("job-complete", json!({ "id": "j" }));
+            until(&mut client, "BLOCK_JOB_COMPLETED");
+        }
+        let end = Instant::now() + ringtap_tests::patience();
+        while !writer.is_finished() {
+            assert!(Instant::now() < end, "{way}: it waits for ever");
+            thread::sleep(Duration::from_millis(10));
+        }
+        let end = writer.join().expect("it ends");
+        let said = String::from_utf8_lossy(&end.stdout).into_owned();
+        assert!(
+            end.status.success() && said.contains("wrote") && !said.contains("failed"),
+            "{said}"
+        );
+        let said = server.stop();
+        assert!(said.contains("are tried again where it goes on"), "{way}: {said}");
+    }
+}
+
 /// A volume that is larger than what it is kept in, as a thin one: a loop device upon a sparse file, whose writes the kernel
 /// ends with ENOSPC once there is no room for them.
 #[test]
