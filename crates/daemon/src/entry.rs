@@ -76,6 +76,11 @@ impl Entry {
         }
     }
 
+    /// Whether it is over, and is there for somebody to look at.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.status() == JobStatus::Concluded
+    }
+
     /// Have it end without its work.
     pub(crate) fn cancel(&mut self) {
         self.entered.pass_on(false);

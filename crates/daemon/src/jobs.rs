@@ -239,7 +239,7 @@ impl Running {
     }
 
     pub(crate) fn at_work(&self) -> impl Iterator<Item = (&String, &Entry)> {
-        self.jobs.iter().filter(|(_, entry)| entry.status() != JobStatus::Concluded)
+        self.jobs.iter().filter(|(_, entry)| !entry.has_ended())
     }
 
     /// Have all jobs end that are at work, for the next server to go on with; `then` follows, at the latest when that has

@@ -19,6 +19,7 @@ mod config;
 pub mod control;
 mod create;
 mod end;
+mod ended;
 mod entry;
 mod error;
 mod facts;

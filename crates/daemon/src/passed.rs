@@ -12,6 +12,8 @@ pub(crate) struct Passing {
     /// Whether its errors are met otherwise than by its end, as the ledger says.
     pub(crate) meets_errors: bool,
     pub(crate) has_checkpoint: bool,
+    /// Bytes that it has dealt with, of what it has left.
+    pub(crate) dealt_with: u64,
     /// Where it is to go on, if not at its beginning.
     pub(crate) left: Option<Left>,
 }

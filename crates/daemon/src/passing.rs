@@ -29,7 +29,7 @@ impl Passing {
         let (meets_errors, has_checkpoint) =
             (entry.entered.meets_errors(), entry.entered.has_checkpoint());
         let disks = entry.disks.clone();
-        Passing { disks, wishes, meets_errors, has_checkpoint, left: None }
+        Passing { disks, wishes, meets_errors, has_checkpoint, dealt_with: 0, left: None }
     }
 
     /// What the next server is told, where the ledger does not say it all.
@@ -144,8 +144,8 @@ impl Running {
             known.map_or(IoStatus::Failed, |(_, status)| *status)
         };
         let wishes = Wishes { paused: paused.map(status), completes, leaves, finalized };
-        let (meets_errors, has_checkpoint) = (false, false);
-        let passing = Passing { disks, wishes, meets_errors, has_checkpoint, left };
+        let (meets_errors, has_checkpoint, dealt_with) = (false, false, 0);
+        let passing = Passing { disks, wishes, meets_errors, has_checkpoint, dealt_with, left };
         self.pending.passing.insert(id, passing);
         if let Some((target, moment)) = shows {
             // Before anybody is shown it.
@@ -168,7 +168,10 @@ impl Running {
         }
         let passing = self.pending.passing.get_mut(id)?;
         match passing.left.take() {
-            Some(Left::Save(moment)) => Some(moment),
+            Some(Left::Save(moment)) => {
+                passing.dealt_with = moment.dealt_with();
+                Some(moment)
+            }
             left => {
                 passing.left = left;
                 None
@@ -181,7 +184,8 @@ impl Running {
         if self.pending.resuming.as_deref() != Some(id) {
             return None;
         }
-        let Passing { wishes, left, .. } = self.pending.passing.remove(id)?;
+        let Passing { wishes, dealt_with, left, .. } = self.pending.passing.remove(id)?;
+        job.has_dealt_with(dealt_with);
         job.wish(wishes);
         if let Some(Left::Copy(left)) = left {
             job.go_on_from(left);

@@ -149,6 +149,19 @@ impl Job {
         self.leave_unfinished(left);
     }
 
+    /// Of a job that others before it have left: they have dealt with so many bytes.
+    pub fn has_dealt_with(&self, bytes: u64) {
+        self.add(bytes);
+    }
+
+    /// Be as one in another process was when it ended.
+    pub fn has_ended(&self, well: bool, (offset, total): (u64, u64), stillness: Time) {
+        self.0.offset.store(offset, Relaxed);
+        self.0.total.store(total, Relaxed);
+        self.stood_still(stillness);
+        self.set_phase(if well { Phase::Done } else { Phase::Failed });
+    }
+
     /// What it is doing as soon as it begins, where another was left.
     pub fn begins_at(&self) -> Option<Phase> {
         self.unfinished().as_ref().map(Unfinished::phase)

@@ -58,6 +58,8 @@ pub struct LeftToSave {
     pub limit: Option<Time>,
     /// The most bytes that may still be saved before requests, where that was said.
     pub room: Option<u64>,
+    /// Bytes that were dealt with.
+    pub offset: u64,
     /// The regions whose old content has not been saved.
     pub marks: Vec<BitPage>,
     /// What is to take a bitmap's place in the end.

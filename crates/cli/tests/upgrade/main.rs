@@ -6,6 +6,7 @@ mod bench;
 mod bitmaps;
 mod certificates;
 mod confined;
+mod ended;
 mod handshakes;
 mod jobs;
 mod mirrors;

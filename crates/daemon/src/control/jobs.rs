@@ -5,13 +5,20 @@ use ringtap_vbd::{Action, Behind, IoStatus, Job, Trouble};
 use super::command::Command;
 use super::outgoing::{Events, Reply, Told};
 use super::refusal::Refusal;
-use super::shape::{Done, answer, arguments, words};
+use super::shape::{Done, Read as _, answer, arguments, words};
 use crate::entry::Entry;
 use crate::running::Running;
 
 words! {
     /// What a job does.
     enum JobType { "commit" Commit, "stream" Stream, "mirror" Mirror, "backup" Backup, "create" Create }
+}
+
+impl JobType {
+    /// What that word of another process means.
+    pub(crate) fn of(word: &str) -> Option<JobType> {
+        JobType::read(word.into(), "type").ok()
+    }
 }
 
 words! {
@@ -311,10 +318,6 @@ fn with(
     }
 }
 
-fn ended(entry: &Entry) -> bool {
-    matches!(entry.status(), JobStatus::Concluded)
-}
-
 /// How a job is cancelled.
 #[derive(Clone, Copy, PartialEq)]
 enum Cancel {
@@ -328,7 +331,7 @@ enum Cancel {
 
 fn cancel(running: &mut Running, id: &str, how: Cancel) -> Result<Done, Refusal> {
     with(running, id, "cancel", |entry| {
-        if ended(entry) {
+        if entry.has_ended() {
             return false;
         }
         let leaves = how == Cancel::Leave || how == Cancel::Work && entry.copies;
@@ -347,7 +350,7 @@ fn cancel(running: &mut Running, id: &str, how: Cancel) -> Result<Done, Refusal>
 fn pause(running: &mut Running, id: &str) -> Result<Done, Refusal> {
     let paused = with(running, id, "pause", |entry| {
         let ending = matches!(entry.status(), JobStatus::Waiting | JobStatus::Pending);
-        let can = !ended(entry) && !ending && !entry.job.progress().paused;
+        let can = !entry.has_ended() && !ending && !entry.job.progress().paused;
         if can {
             entry.job.pause();
         }
@@ -358,7 +361,7 @@ fn pause(running: &mut Running, id: &str) -> Result<Done, Refusal> {
 
 fn resume(running: &mut Running, id: &str) -> Result<Done, Refusal> {
     let resumed = with(running, id, "resume", |entry| {
-        let can = !ended(entry) && entry.job.progress().paused;
+        let can = !entry.has_ended() && entry.job.progress().paused;
         if can {
             entry.job.resume();
         }
@@ -398,7 +401,7 @@ fn finalize(running: &mut Running, id: &str) -> Result<Done, Refusal> {
 }
 
 fn dismiss(running: &mut Running, id: &str) -> Result<Done, Refusal> {
-    with(running, id, "dismiss", |entry| ended(entry))?;
+    with(running, id, "dismiss", |entry| entry.has_ended())?;
     running.dismiss(id);
     Ok(Done {})
 }
@@ -480,7 +483,7 @@ impl Command for SetSpeed {
             entry.speed = speed;
             entry.entered.has_speed(speed);
             entry.job.set_rate(Some(speed).filter(|speed| *speed > 0));
-            !ended(entry)
+            !entry.has_ended()
         });
         let entered = running.jobs.get(&self.device).map(|entry| entry.entered.clone());
         let (Ok(_), Some(entered)) = (&set, entered) else { return reply.give(set) };

@@ -424,6 +424,7 @@ impl Running {
         }
         state.meet_errors = self.jobs_that_meet_errors();
         state.checkpoints = self.jobs_with_checkpoints();
+        state.ended = self.ended_jobs();
         Ok((state, files))
     }
 }

@@ -41,21 +41,34 @@ impl CopyState {
 impl SaveState {
     /// `target`: the node name of the disk that takes it.
     pub(crate) fn of(target: String, left: LeftToSave) -> SaveState {
-        let LeftToSave { granularity, size, zeroed, some, limit, room, marks, successor } = left;
+        let LeftToSave { granularity, size, zeroed, some, limit, room, offset, marks, successor } =
+            left;
         let (marks, successor) = (pages(marks), successor.map(MarksState::of));
         let shown = None;
-        SaveState { target, granularity, size, zeroed, some, limit, room, shown, marks, successor }
+        SaveState {
+            target,
+            granularity,
+            size,
+            zeroed,
+            some,
+            limit,
+            room,
+            offset,
+            shown,
+            marks,
+            successor,
+        }
     }
 
     /// None where it makes no sense.
     pub(crate) fn left(&self) -> Option<LeftToSave> {
-        let SaveState { granularity, size, zeroed, some, limit, room, .. } = *self;
+        let SaveState { granularity, size, zeroed, some, limit, room, offset, .. } = *self;
         let marks = marks(&self.marks).filter(|_| is_granularity(granularity))?;
         let successor = match &self.successor {
             Some(successor) => Some(successor.left()?),
             None => None,
         };
-        Some(LeftToSave { granularity, size, zeroed, some, limit, room, marks, successor })
+        Some(LeftToSave { granularity, size, zeroed, some, limit, room, offset, marks, successor })
     }
 
     /// The same, which shows its moment with these bitmaps.
@@ -103,9 +116,9 @@ mod tests {
         let save = SaveState { granularity, size, marks, successor, ..SaveState::default() };
         assert_eq!(SaveState::of(String::new(), save.left().expect("it makes sense")), save);
         let shown = save.successor.as_ref().and_then(MarksState::left).expect("it makes sense");
-        let left = LeftToSave { room: Some(5), ..save.left().expect("it makes sense") };
+        let left = LeftToSave { room: Some(5), offset: 7, ..save.left().expect("it makes sense") };
         let kept = SaveState::of(String::new(), left).showing(vec![shown.clone()]);
-        assert_eq!(kept.left().and_then(|left| left.room), Some(5));
+        assert_eq!(kept.left().map(|left| (left.room, left.offset)), Some((Some(5), 7)));
         assert_eq!((save.shown(), kept.shown()), (Some(None), Some(Some(vec![shown]))));
     }
 

@@ -35,7 +35,7 @@ use ringtap_vbd::Disk;
 pub(crate) use closing::Closing;
 pub(crate) use giving::{Wish, begin, note_program, tell_asker};
 pub(crate) use names::NbdComes;
-pub(crate) use state::{CopyState, JobState, SaveState};
+pub(crate) use state::{CopyState, EndedState, JobState, SaveState};
 pub use taking::takes_over;
 pub(crate) use taking::{Taking, left_out};
 

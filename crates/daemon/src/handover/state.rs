@@ -5,7 +5,7 @@
 //! those that go by a bitmap, version 5 names given at run time, version 6 certificates among them, NBD
 //! servers that show nothing, bitmaps that are kept nowhere, jobs that do not end where they meet an error, and
 //! disks opened with `backing`, version 7 backups whose checkpoint goes where they fail, version 8 those that only keep their
-//! moment, for others to read.
+//! moment, for others to read, version 9 jobs that have ended and wait to be dismissed.
 
 use std::path::PathBuf;
 
@@ -15,7 +15,8 @@ use serde::{Deserialize, Serialize};
 use super::names::Names;
 
 /// The newest that is read, and what is written where nothing needs it.
-const NEWEST: u32 = 8;
+const NEWEST: u32 = 9;
+const WITH_MOMENTS: u32 = 8;
 const WITH_CHECKPOINTS: u32 = 7;
 const WITH_CERTIFICATES: u32 = 6;
 const WITH_NAMES: u32 = 5;
@@ -56,6 +57,9 @@ pub(crate) struct State {
     /// Backups that only keep their moment, which their targets show.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) moments: Vec<String>,
+    /// Jobs that have ended, and wait to be dismissed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) ended: Vec<EndedState>,
     /// Disks with bitmaps that are kept nowhere, which come with the connections.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) bitmaps: Vec<String>,
@@ -163,6 +167,29 @@ pub(crate) struct JobState {
     pub(crate) saved: Option<SaveState>,
 }
 
+/// A job that has ended, and waits to be dismissed.
+#[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct EndedState {
+    pub(crate) id: String,
+    /// What it did, as clients are told.
+    pub(crate) kind: String,
+    /// Why it has failed, if it has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) error: Option<String>,
+    /// Bytes that it has dealt with, and that there were.
+    pub(crate) offset: u64,
+    pub(crate) total: u64,
+    /// Bytes a second; 0 is no limit.
+    #[serde(default)]
+    pub(crate) speed: u64,
+    /// Whether its end waited for a word.
+    #[serde(default)]
+    pub(crate) pends: bool,
+    /// For how long requests of guests waited for its end, in nanoseconds.
+    #[serde(default)]
+    pub(crate) pause: u64,
+}
+
 /// How far a backup is.
 #[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct SaveState {
@@ -182,6 +209,9 @@ pub(crate) struct SaveState {
     /// How many bytes may still be saved before requests, where that was said.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) room: Option<u64>,
+    /// Bytes that were dealt with.
+    #[serde(default)]
+    pub(crate) offset: u64,
     /// Where the moment is only kept: the bitmaps that are shown with it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) shown: Option<Vec<MarksState>>,
@@ -277,8 +307,11 @@ fn version(jobs: bool, backups: bool, by_bitmaps: bool) -> u32 {
 
 impl Versioned for State {
     fn version(&self) -> u32 {
+        if !self.ended.is_empty() {
+            return NEWEST;
+        }
         match (self.moments.is_empty(), self.checkpoints.is_empty()) {
-            (false, _) => return NEWEST,
+            (false, _) => return WITH_MOMENTS,
             (true, false) => return WITH_CHECKPOINTS,
             (true, true) => {}
         }
@@ -297,7 +330,7 @@ impl Versioned for Connections {
     fn version(&self) -> u32 {
         let mut saved = self.jobs.iter().filter_map(|job| job.saved.as_ref());
         if saved.any(|saved| saved.shown.is_some()) {
-            return NEWEST;
+            return WITH_MOMENTS;
         }
         if !self.bitmaps.is_empty() {
             return WITH_CERTIFICATES;

@@ -130,6 +130,7 @@ impl Taking {
     /// Say that all is prepared, and take what goes on here. Whatever fails, the server before this one goes on.
     pub(crate) fn take_over(&mut self, running: &mut Running) -> Result<(), Error> {
         running.names_come(&self.state.names).map_err(failed)?;
+        running.ended_jobs_come(&self.state.ended).map_err(failed)?;
         self.prepare_devices(running)?;
         let told = self.channel.send(Kind::Ready, "", &[]);
         told.map_err(|error| failed(format!("the server before this one has gone: {error}")))?;

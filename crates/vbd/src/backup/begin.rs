@@ -178,6 +178,7 @@ impl Backup {
             taken,
             successor,
             saved,
+            offset: 0,
             idle,
         };
         moment.with_errors(self.on_errors)

@@ -26,6 +26,7 @@ impl Backup {
         let LeftToSave { zeroed, some, limit, room, size, .. } = *left;
         let backup = Backup { zeroed, limit, room, ..self };
         let mut moment = backup.keep_left(regions, size, some, None);
+        moment.offset = left.offset;
         moment.successor = left.successor.as_ref().map(|left| Successor::of(&moment.from, left));
         Ok(moment)
     }
@@ -38,8 +39,8 @@ impl Moment {
         let (granularity, size, zeroed, some) = (*granularity, *size, *zeroed, *some);
         let successor = self.successor.as_ref().map(Successor::left);
         let room = Some(self.kept.room.load(SeqCst)).filter(|room| *room < u64::MAX);
-        let (limit, marks) = (*limit, left.set_pages());
-        LeftToSave { granularity, size, zeroed, some, limit, room, marks, successor }
+        let (limit, marks, offset) = (*limit, left.set_pages(), self.offset);
+        LeftToSave { granularity, size, zeroed, some, limit, room, offset, marks, successor }
     }
 
     /// Nobody reads it now, nor does anybody before it is taken up: it keeps nothing of its disk and its target open.
@@ -56,6 +57,7 @@ impl Moment {
     pub fn leave(mut self, job: &Job) {
         if self.is_left(job) {
             self.successor = self.successor.take().map(Successor::leave);
+            self.offset = job.progress().offset;
             job.leave_moment(self);
         }
     }

@@ -25,6 +25,8 @@ pub struct Moment {
     pub(super) taken: Option<(Arc<Tracker>, Map)>,
     pub(super) successor: Option<Successor>,
     pub(super) saved: AtomicBool,
+    /// Bytes that the jobs before the one that saves it have dealt with.
+    pub(super) offset: u64,
     pub(super) idle: Idle,
 }
 
@@ -60,6 +62,11 @@ impl Moment {
         self.on_errors = on_errors;
         self.kept.keeps_until_stable(on_errors);
         self
+    }
+
+    /// Bytes that the jobs have dealt with which have left it.
+    pub fn dealt_with(&self) -> u64 {
+        self.offset
     }
 
     /// Bytes of the disk at that moment.

@@ -3,7 +3,7 @@ use crate::handover::names::{
     CertificatesName, DiskNames, FileName, ImageName, NbdName, SecretName,
 };
 
-const STORED: [&[u8]; 14] = [
+const STORED: [&[u8]; 15] = [
     include_bytes!("../../../tests/handover/version-1.state"),
     include_bytes!("../../../tests/handover/version-1.connections"),
     include_bytes!("../../../tests/handover/version-2.state"),
@@ -18,6 +18,7 @@ const STORED: [&[u8]; 14] = [
     include_bytes!("../../../tests/handover/version-7.state"),
     include_bytes!("../../../tests/handover/version-8.state"),
     include_bytes!("../../../tests/handover/version-8.connections"),
+    include_bytes!("../../../tests/handover/version-9.state"),
 ];
 
 fn state() -> State {
@@ -58,6 +59,7 @@ fn state() -> State {
         names: Names::default(),
         checkpoints: vec![],
         moments: vec![],
+        ended: vec![],
     }
 }
 
@@ -117,6 +119,7 @@ fn with_a_backup() -> (State, Connections) {
         some: false,
         limit: Some(1_000_000_000),
         room: None,
+        offset: 0,
         shown: None,
         marks: vec![PageState::new(1, &[7])],
         successor: None,
@@ -143,6 +146,22 @@ fn with_a_moment() -> (State, Connections) {
         (saved.zeroed, saved.room) = (false, Some(10 << 30));
     }
     (state, connections)
+}
+
+fn with_ended_jobs() -> State {
+    let well = EndedState {
+        id: "w".into(),
+        kind: "backup".into(),
+        error: None,
+        offset: 64 << 20,
+        total: 64 << 20,
+        speed: 1 << 20,
+        pends: true,
+        pause: 5_000_000,
+    };
+    let (id, kind, error) = ("f".into(), "create".into(), Some("no space".into()));
+    let failed = EndedState { id, kind, error, total: 512, ..EndedState::default() };
+    State { ended: vec![well, failed], ..state() }
 }
 
 fn with_a_bitmap() -> (State, Connections) {
@@ -236,6 +255,7 @@ fn what_was_stored_is_read_for_ever() {
         write("version-7.state", encode(&with_a_checkpoint()));
         write("version-8.state", encode(&with_a_moment().0));
         write("version-8.connections", encode(&with_a_moment().1));
+        write("version-9.state", encode(&with_ended_jobs()));
         return;
     }
     assert_eq!(decode(STORED[0]), Ok(state()));
@@ -259,9 +279,11 @@ fn what_was_stored_is_read_for_ever() {
     assert_eq!(decode(STORED[10]), Ok(with_temporary_bitmaps()));
     assert!(STORED[11].starts_with(b"ringtap-handover 7 "));
     assert_eq!(decode(STORED[11]), Ok(with_a_checkpoint()));
-    assert!(STORED[12..].iter().all(|stored| stored.starts_with(b"ringtap-handover 8 ")));
+    assert!(STORED[12..14].iter().all(|stored| stored.starts_with(b"ringtap-handover 8 ")));
     let (state, connections) = (decode::<State>(STORED[12]), decode::<Connections>(STORED[13]));
     assert_eq!((state, connections), (Ok(with_a_moment().0), Ok(with_a_moment().1)));
+    assert!(STORED[14].starts_with(b"ringtap-handover 9 "));
+    assert_eq!(decode(STORED[14]), Ok(with_ended_jobs()));
     // Each of these is reason enough that a program refuses that does not know it.
     let (bitmaps, meet_errors) = (vec!["a".into()], vec!["c".into()]);
     let with = [State { bitmaps, ..with_jobs().0 }, State { meet_errors, ..with_jobs().0 }];
