@@ -47,6 +47,7 @@ mod metrics;
 mod mirror;
 mod moment;
 mod moves;
+mod newcomers;
 mod node;
 mod opened;
 mod passed;

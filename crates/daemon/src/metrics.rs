@@ -21,6 +21,7 @@ use ringtap_export::Stop;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::SendFlags;
 
+use crate::newcomers::Newcomers;
 use crate::running::Event;
 use crate::socket::{self, SocketFile};
 use crate::threads::{contained, spawn};
@@ -146,6 +147,7 @@ impl Metrics {
         address: &Address,
         mode: u32,
         inbox: Sender<Event>,
+        newcomers: &Newcomers,
     ) -> Result<Metrics, Error> {
         let failed = |source| Error::Process { tried: "set up the metrics", source };
         let (listeners, file) = match address {
@@ -179,17 +181,20 @@ impl Metrics {
         });
         let sockets = copies.collect::<io::Result<_>>().map_err(failed)?;
         let stop = Stop::new().map_err(failed)?;
-        let theirs = stop.clone();
-        let thread = spawn("metrics", move || serve(&listeners, &theirs, &inbox))?;
+        let (theirs, newcomers) = (stop.clone(), newcomers.clone());
+        let thread = spawn("metrics", move || serve(&listeners, &theirs, &inbox, &newcomers))?;
         Ok(Metrics { stop, thread: Some(thread), sockets, _file: file })
     }
 }
 
-fn serve(listeners: &[Listener], stop: &Stop, inbox: &Sender<Event>) {
+fn serve(listeners: &[Listener], stop: &Stop, inbox: &Sender<Event>, newcomers: &Newcomers) {
     let mut clients = Clients::default();
     loop {
         let mut fds = vec![PollFd::new(stop, PollFlags::IN)];
-        fds.extend(listeners.iter().map(|listener| PollFd::new(listener, PollFlags::IN)));
+        match newcomers.wait() {
+            true => fds.push(PollFd::new(newcomers, PollFlags::IN)),
+            false => fds.extend(listeners.iter().map(|one| PollFd::new(one, PollFlags::IN))),
+        }
         if poll(&mut fds, None).is_err_and(|error| error != rustix::io::Errno::INTR) {
             return;
         }
@@ -198,7 +203,8 @@ fn serve(listeners: &[Listener], stop: &Stop, inbox: &Sender<Event>) {
             return;
         }
         for (listener, _) in listeners.iter().zip(ready).filter(|(_, ready)| *ready) {
-            let failed = match listener.accept().map(|stream| clients.attend(stream, inbox)) {
+            let Some(accepted) = newcomers.take(|_| listener.accept()) else { break };
+            let failed = match accepted.map(|stream| clients.attend(stream, inbox)) {
                 Ok(Ok(())) => continue,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
                 Ok(Err(error)) => error.to_string(),

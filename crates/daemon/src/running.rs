@@ -23,6 +23,7 @@ use crate::identity::Identity;
 use crate::ids::{DiskId, ServerId};
 use crate::keeper::Keeper;
 use crate::left_out::{LeftOut, Tried};
+use crate::newcomers::Newcomers;
 use crate::opened::Wrap;
 use crate::pending::Pending;
 use crate::residence::Residence;
@@ -244,6 +245,8 @@ pub(crate) struct Running {
     pub(crate) pending: Pending,
     /// Jobs that are to end for another process to go on with.
     pub(crate) ending_jobs: Option<EndingJobs>,
+    /// Clients that are about to come, and those that have said nothing.
+    pub(crate) newcomers: Newcomers,
     /// Tells clients of the control socket.
     pub(crate) told: Events,
     pub(crate) events: Sender<Event>,
@@ -291,6 +294,8 @@ impl Running {
             leaving: vec![],
             pending: Pending::default(),
             ending_jobs: None,
+            newcomers: Newcomers::new()
+                .map_err(|source| Error::Process { tried: "make an eventfd", source })?,
             told: Events::default(),
             events,
             config,

@@ -148,10 +148,11 @@ fn run(
         return Err(Error::File(why));
     }
     control::resume(&mut running, &inbox, &ids);
-    let control = control::Server::start(ways, &events, &running.told)?;
+    let control = control::Server::start(ways, &events, &running.told, &running.newcomers)?;
     let metrics = running.config.metrics.as_ref();
-    let metrics = metrics
-        .map(|address| Metrics::start(address, running.config.socket_mode, running.events.clone()));
+    let (mode, newcomers) = (running.config.socket_mode, &running.newcomers);
+    let metrics =
+        metrics.map(|address| Metrics::start(address, mode, running.events.clone(), newcomers));
     let mut metrics = metrics.transpose()?;
     running.listening.extend(metrics.iter_mut().flat_map(|metrics| metrics.sockets.drain(..)));
     running.handover_pause = taking.take().map(Taking::done);

@@ -5,6 +5,7 @@ mod backups;
 mod bench;
 mod bitmaps;
 mod certificates;
+mod clients;
 mod confined;
 mod ended;
 mod handshakes;

@@ -20,6 +20,7 @@ use super::request::Request;
 use super::shape::Write;
 use super::table;
 use super::wire::{self, Malformed, Scanner};
+use crate::newcomers::Newcomers;
 use crate::running::Event;
 
 /// Bytes taken from a client at a time.
@@ -39,9 +40,11 @@ pub(super) fn wait(fds: &mut [PollFd<'_>], timeout: Option<Duration>) -> bool {
 
 /// One connection.
 pub(super) struct Client {
-    socket: OwnedFd,
+    socket: Arc<OwnedFd>,
     out: Arc<Outgoing>,
     inbox: Sender<Event>,
+    /// It has said nothing yet, and another process may go on with it: these know.
+    silent: Option<Newcomers>,
     /// What it has sent and was not looked at yet: no more than what one piece held.
     waiting: VecDeque<Result<Value, Malformed>>,
 }
@@ -55,7 +58,23 @@ impl Client {
     ) -> io::Result<Client> {
         let out = Outgoing::new()?;
         events.add(&out);
-        Ok(Client { socket, out, inbox: inbox.clone(), waiting: VecDeque::new() })
+        let (socket, inbox, silent) = (Arc::new(socket), inbox.clone(), None);
+        Ok(Client { socket, out, inbox, silent, waiting: VecDeque::new() })
+    }
+
+    /// It was greeted and has said nothing.
+    pub(super) fn is_silent(&mut self, newcomers: &Newcomers) {
+        self.silent = Some(newcomers.clone());
+    }
+
+    /// Greet it; whether it has heard all of that.
+    pub(super) fn greet(&self) -> bool {
+        self.say(&json!({ "QMP": { "version": version().write(), "capabilities": [] } }));
+        self.send() && self.out.state().bytes.is_empty()
+    }
+
+    pub(super) fn socket(&self) -> &Arc<OwnedFd> {
+        &self.socket
     }
 
     /// What goes out to it.
@@ -63,9 +82,8 @@ impl Client {
         self.out.clone()
     }
 
-    /// Greet it, and do as it says until it goes, or the server ends.
+    /// Do as it says until it goes, or the server ends.
     pub(super) fn serve(mut self, stop: &Stop) {
-        self.say(&json!({ "QMP": { "version": version().write(), "capabilities": [] } }));
         let (mut scanner, mut ended) = (Scanner::default(), false);
         loop {
             self.out.give_up_waiting();
@@ -82,14 +100,17 @@ impl Client {
                 return;
             }
             // Who does not take its replies is asked for no more commands.
-            let reads = idle && !ended && !unsent;
+            let may = idle && !ended && !unsent;
+            let waits = self.silent.as_ref().filter(|newcomers| newcomers.wait());
+            let reads = may && waits.is_none();
             let mut flags = if reads { PollFlags::IN } else { PollFlags::empty() };
             flags |= if unsent { PollFlags::OUT } else { PollFlags::empty() };
             let mut fds =
                 vec![PollFd::new(stop, PollFlags::IN), PollFd::new(&self.out.wake, PollFlags::IN)];
+            fds.extend(waits.map(|newcomers| PollFd::new(newcomers, PollFlags::IN)));
             // One that has hung up would wake us again and again.
             if !flags.is_empty() {
-                fds.push(PollFd::new(&self.socket, flags));
+                fds.push(PollFd::new(&*self.socket, flags));
             }
             let timeout = due.map(|due| due.saturating_duration_since(Instant::now()));
             if !wait(&mut fds, timeout) {
@@ -126,7 +147,22 @@ impl Client {
     /// Take what the client sent; whether there may be more, and nothing where it is gone.
     fn receive(&mut self, scanner: &mut Scanner) -> Option<bool> {
         let mut piece = vec![0; PIECE];
-        match recv(self.socket.as_fd(), &mut piece[..], RecvFlags::DONTWAIT) {
+        let mut hear = || recv(self.socket.as_fd(), &mut piece[..], RecvFlags::DONTWAIT);
+        let is_silent = |heard: &Result<_, Errno>| matches!(heard, Err(Errno::AGAIN | Errno::INTR));
+        let heard = match &self.silent {
+            None => hear(),
+            Some(newcomers) => {
+                // Another process is to hear it.
+                let Some(heard) = newcomers.hear(&self.socket, hear, is_silent) else {
+                    return Some(true);
+                };
+                if !is_silent(&heard) {
+                    self.silent = None;
+                }
+                heard
+            }
+        };
+        match heard {
             Ok((_, 0)) => Some(false),
             Ok((_, len)) => {
                 scanner.feed(&piece[..len], |value| self.waiting.push_back(value));
@@ -180,5 +216,13 @@ impl Client {
             (Some(entry), _) => return entry.begin(arguments, reply, &self.inbox),
         };
         reply.give(Err(refusal));
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        if let Some(newcomers) = &self.silent {
+            newcomers.forget(&self.socket);
+        }
     }
 }

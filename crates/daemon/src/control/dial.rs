@@ -24,6 +24,7 @@ pub(super) fn dial(path: &Path, stop: &Stop, inbox: &Sender<Event>, events: &Eve
         let client = ask::connect(path, false).and_then(|it| Client::new(it, inbox, events));
         match client {
             Ok(client) => {
+                client.greet();
                 tracing::info!("connected to the control client at {shown}");
                 let out = client.out();
                 contained(|| client.serve(stop));

@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -17,6 +18,8 @@ use rustix::net::{SocketFlags, accept_with};
 use super::client::{Client, wait};
 use super::dial;
 use super::outgoing::Events;
+use crate::handover;
+use crate::newcomers::Newcomers;
 use crate::running::Event;
 use crate::socket::{self, SocketFile};
 use crate::threads::{contained, spawn};
@@ -69,17 +72,24 @@ impl Server {
         ways: Vec<Way>,
         inbox: &Sender<Event>,
         events: &Events,
+        newcomers: &Newcomers,
     ) -> Result<Server, Error> {
         let failed = |source| Error::Process { tried: "set up the control socket", source };
         let stop = Stop::new().map_err(failed)?;
         let mut server = Server { stop, threads: vec![], _files: vec![] };
+        // Which socket they came by is nothing to them.
+        let greeted = handover::control_clients().into_iter();
+        let greeted = greeted.map(|socket| go_on_with(socket, (inbox, events), newcomers));
+        let mut greeted: Vec<Client> = greeted.collect::<io::Result<_>>().map_err(failed)?;
         for way in ways {
             let (stop, inbox, events) = (server.stop.clone(), inbox.clone(), events.clone());
             let thread = match way {
                 Way::Listening { listener, file, .. } => {
                     server._files.push(file);
                     listener.set_nonblocking(true).map_err(failed)?;
-                    spawn("control", move || take_clients(&listener, &stop, &inbox, &events))?
+                    let (come, newcomers) = (std::mem::take(&mut greeted), newcomers.clone());
+                    let own = Taking { listener, stop, inbox, events, newcomers };
+                    spawn("control", move || own.run(come))?
                 }
                 Way::Dialled(path) => {
                     spawn("control dial", move || dial::dial(&path, &stop, &inbox, &events))?
@@ -101,40 +111,97 @@ impl Drop for Server {
     }
 }
 
-fn take_clients(listener: &UnixListener, stop: &Stop, inbox: &Sender<Event>, events: &Events) {
-    let mut clients: Vec<JoinHandle<()>> = vec![];
-    while wait(&mut [PollFd::new(stop, PollFlags::IN), PollFd::new(listener, PollFlags::IN)], None)
-    {
-        if stop.is_raised() {
-            break;
+/// One that the server before this one has greeted.
+fn go_on_with(
+    socket: OwnedFd,
+    (inbox, events): (&Sender<Event>, &Events),
+    newcomers: &Newcomers,
+) -> io::Result<Client> {
+    let mut client = Client::new(socket, inbox, events)?;
+    client.is_silent(newcomers);
+    // No other process is about to take over yet.
+    newcomers.take(|greeted| greeted(client.socket()));
+    Ok(client)
+}
+
+/// A thread that takes clients.
+struct Taking {
+    listener: UnixListener,
+    stop: Stop,
+    inbox: Sender<Event>,
+    events: Events,
+    newcomers: Newcomers,
+}
+
+impl Taking {
+    /// Take them until the server ends, and go on with those that the one before it has greeted.
+    fn run(&self, greeted: Vec<Client>) {
+        let mut clients: Vec<JoinHandle<()>> = vec![];
+        for client in greeted {
+            self.attend(Some(Ok(Some(client))), &mut clients);
         }
-        clients.retain(|client| !client.is_finished());
-        match accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-            Ok(_) if clients.len() >= CLIENTS => {
-                tracing::warn!("a control client is turned away: there are {CLIENTS} already");
+        loop {
+            let waits = self.newcomers.wait();
+            let next = if waits { self.newcomers.as_fd() } else { self.listener.as_fd() };
+            let next = PollFd::from_borrowed_fd(next, PollFlags::IN);
+            if !wait(&mut [PollFd::new(&self.stop, PollFlags::IN), next], None)
+                || self.stop.is_raised()
+            {
+                break;
             }
-            Ok(socket) => match start(socket, stop, inbox, events) {
-                Ok(thread) => clients.push(thread),
-                Err(error) => tracing::error!("cannot serve a control client: {error}"),
-            },
-            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}
+            clients.retain(|client| !client.is_finished());
+            let is_full = clients.len() >= CLIENTS;
+            let client = self.newcomers.take(|silent| self.accept(is_full, silent));
+            self.attend(client, &mut clients);
+        }
+        for client in clients {
+            let _ = client.join();
+        }
+    }
+
+    /// The next one, if there is one, and it may stay; greeted.
+    fn accept(
+        &self,
+        is_full: bool,
+        silent: &mut dyn FnMut(&Arc<OwnedFd>),
+    ) -> io::Result<Option<Client>> {
+        let socket = accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK);
+        let socket = match socket {
+            Ok(_) if is_full => {
+                tracing::warn!("a control client is turned away: there are {CLIENTS} already");
+                return Ok(None);
+            }
+            Ok(socket) => socket,
+            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        let mut client = Client::new(socket, &self.inbox, &self.events)?;
+        if client.greet() {
+            client.is_silent(&self.newcomers);
+            silent(client.socket());
+        }
+        Ok(Some(client))
+    }
+
+    fn attend(
+        &self,
+        client: Option<io::Result<Option<Client>>>,
+        clients: &mut Vec<JoinHandle<()>>,
+    ) {
+        let started = match client {
+            None | Some(Ok(None)) => return,
+            Some(client) => client.and_then(|client| {
+                let (client, stop) = (client.into_iter(), self.stop.clone());
+                let serve = move || _ = contained(|| client.for_each(|client| client.serve(&stop)));
+                spawn("control client", serve).map_err(io::Error::other)
+            }),
+        };
+        match started {
+            Ok(thread) => clients.push(thread),
             Err(error) => {
                 tracing::error!("cannot take a control client yet: {error}");
                 thread::sleep(SHORT_OF);
             }
         }
     }
-    for client in clients {
-        let _ = client.join();
-    }
-}
-
-fn start(
-    socket: OwnedFd,
-    stop: &Stop,
-    inbox: &Sender<Event>,
-    events: &Events,
-) -> io::Result<JoinHandle<()>> {
-    let (client, stop) = (Client::new(socket, inbox, events)?, stop.clone());
-    spawn("control client", move || _ = contained(|| client.serve(&stop))).map_err(io::Error::other)
 }

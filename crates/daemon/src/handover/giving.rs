@@ -81,6 +81,8 @@ pub(crate) fn begin(running: &mut Running, wish: Wish, told: Told) {
 /// Where that is not to be, and why: this server goes on as before.
 fn hand_over(running: &mut Running, wish: &Wish) -> Result<u32, Error> {
     running.may_be_handed_over(wish, false).map_err(failed)?;
+    // They would be greeted here, and cut off.
+    let newcomers = running.newcomers.have_wait();
     let (state, files) = running.state()?;
     let mut next = Next::start(wish)?;
     tracing::info!("handing over to process {}, which prepares", next.process.id());
@@ -112,8 +114,9 @@ fn hand_over(running: &mut Running, wish: &Wish) -> Result<u32, Error> {
     let going = (bitmaps, running.jobs_passed());
     // What guests have set aside until the disks stood still would be in no copy.
     let end = running.scratch_is_empty().map_err(failed);
-    let end = end
-        .and_then(|()| still.pass(going, |body, files| next.tell(Kind::Connections, body, files)));
+    let silent = running.newcomers.silent();
+    let mut tell = |body: &[u8], files: &[&dyn AsFd]| next.tell(Kind::Connections, body, files);
+    let end = end.and_then(|()| still.pass(going, &silent, &mut tell));
     let pause = patience.min(PAUSE);
     match end.and_then(|()| next.expect(Kind::Taken, pause)) {
         Ok(()) => {
@@ -129,6 +132,7 @@ fn hand_over(running: &mut Running, wish: &Wish) -> Result<u32, Error> {
             tracing::debug!("images are open again after {:?}", still.since());
             tracing::info!("process {pid} serves from now on");
             next.let_go();
+            newcomers.for_ever();
             Ok(pid)
         }
         Err(error) => {

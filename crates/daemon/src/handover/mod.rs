@@ -73,6 +73,7 @@ static COME: Mutex<Come> = Mutex::new(Come {
     mounts: vec![],
     modified: vec![],
     devices: vec![],
+    control: vec![],
 });
 
 struct Come {
@@ -83,6 +84,8 @@ struct Come {
     modified: Vec<(PathBuf, Duration)>,
     /// By the node names of their disks.
     devices: Vec<(String, Arc<ublk::Server>)>,
+    /// Clients of control sockets that were greeted and have said nothing.
+    control: Vec<OwnedFd>,
 }
 
 struct Listening {
@@ -139,6 +142,11 @@ pub(crate) fn inherited(address: &Address) -> Vec<OwnedFd> {
 /// The same of a UNIX socket's path.
 pub(crate) fn inherited_at(path: &Path) -> Option<OwnedFd> {
     inherited(&Address::Unix(path.to_owned())).into_iter().next()
+}
+
+/// Clients of control sockets that the server before this one has greeted, and that have said nothing.
+pub(crate) fn control_clients() -> Vec<OwnedFd> {
+    std::mem::take(&mut lock(&COME).control)
 }
 
 /// The front-end that came to the server before this one by the socket at that path.

@@ -135,6 +135,9 @@ pub(crate) struct Connections {
     /// When mounted files changed the last time, in nanoseconds since 1970.
     #[serde(default)]
     pub(crate) modified: Vec<(PathBuf, u64)>,
+    /// Clients of control sockets that were greeted and have said nothing.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) control: Vec<usize>,
     /// Those that are kept nowhere.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) bitmaps: Vec<BitmapState>,

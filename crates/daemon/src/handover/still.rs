@@ -1,7 +1,7 @@
 //! Disks that stand still for another process, and go on here where it does not take them.
 
 use std::collections::BTreeMap;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -148,6 +148,7 @@ impl Still {
     pub(super) fn pass(
         &self,
         (bitmaps, jobs): (Vec<BitmapState>, Vec<JobState>),
+        silent: &[Arc<OwnedFd>],
         tell: impl FnOnce(&[u8], &[&dyn AsFd]) -> Result<(), Error>,
     ) -> Result<(), Error> {
         let mut files: Vec<&dyn AsFd> = vec![];
@@ -169,6 +170,7 @@ impl Still {
             let place = place.clone();
             connections.vhost_user.push(FrontEnd { place, socket, requests, messages });
         }
+        connections.control = silent.iter().map(|socket| add(&**socket)).collect();
         connections.modified.clone_from(&self.modified);
         for (_, place, session) in &self.sessions {
             connections.nbd.push(Client {

@@ -278,6 +278,10 @@ fn connect(body: &[u8], mut files: Files) -> Result<Going, String> {
         let session = nbd::Session { socket, export, structured, extended, contexts, input };
         lock(&COME).sessions.push((place, session));
     }
+    for place in connections.control {
+        let socket = files.take(place)?;
+        lock(&COME).control.push(socket);
+    }
     for (path, nanos) in connections.modified {
         lock(&COME).modified.push((path, Duration::from_nanos(nanos)));
     }

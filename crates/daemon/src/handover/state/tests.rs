@@ -87,6 +87,7 @@ fn connections() -> Connections {
             input: hex::encode(b"%`"),
         }],
         modified: vec![("/srv/a.img".into(), 1_700_000_000_000_000_000)],
+        control: vec![],
         bitmaps: vec![],
         jobs: vec![],
     }
@@ -295,6 +296,8 @@ fn what_was_stored_is_read_for_ever() {
     // What has come since.
     let devices = vec![DeviceState { disk: "a".into(), number: 7 }];
     let newer = State { devices, ..state };
+    assert_eq!(encode(&newer).and_then(|text| decode(&text)), Ok(newer));
+    let newer = Connections { control: vec![5, 6], ..self::connections() };
     assert_eq!(encode(&newer).and_then(|text| decode(&text)), Ok(newer));
     assert_eq!(hex::decode(&connections.vhost_user[0].messages[1].payload), Ok(vec![0, 1, 0xfe]));
 }
