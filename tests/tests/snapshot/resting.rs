@@ -57,7 +57,8 @@ fn a_client_that_rests_keeps_no_file_of_a_job_open_that_has_ended() {
     let bench = Bench::new();
     let (server, mut control) = served(&bench, "raw");
     let mut resting = rests(&bench.text("a.nbd"), "a");
-    let backup = json!({ "device": "a", "target": "copy", "sync": "none", "job-id": "j" });
+    let mut backup = json!({ "device": "a", "target": "copy", "sync": "none", "job-id": "j" });
+    backup["__ringtap_guest-timeout"] = 60_000.into();
     control.ok("blockdev-backup", backup);
     // By the same thread: its ring comes to know the file that old content goes to.
     writes(&mut resting, 4096);

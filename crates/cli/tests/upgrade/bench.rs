@@ -125,7 +125,7 @@ impl Bench {
 
     pub fn ends_with(&self, line: &str, code: i32) -> String {
         let output = self.command(line).output().expect("it runs");
-        assert_eq!(output.status.code(), Some(code), "{line}: {}", said(&output));
+        assert_eq!(output.status.code(), Some(code), "{line}: {}\n{}", said(&output), self.log());
         said(&output)
     }
 
