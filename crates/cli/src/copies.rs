@@ -65,7 +65,7 @@ pub(crate) struct BackupArgs {
     /// The disk's name
     node: String,
 
-    /// The image that becomes a copy of the disk as it is now: one that is there, and at least as large
+    /// The image that becomes a copy of the disk as it is now: one that is there, just as large
     file: PathBuf,
 
     /// Format of that image; it is never guessed

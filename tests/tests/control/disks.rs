@@ -34,7 +34,7 @@ fn a_disk_is_added_used_and_taken_away_by_nbd() {
 
     let control = &mut empty.control;
     let said = control.call("blockdev-del", json!({"node-name": "a"})).expect_err("it is shown");
-    assert!(said.contains("Node 'a' is in use"), "{said}");
+    assert!(said.contains("Node 'a' is in use: the export 'x' shows it"), "{said}");
     let held = File::open(empty.dir.path().join("a")).expect("the image");
     for id in ["x", "y"] {
         control.ok("block-export-del", json!({"id": id}));

@@ -256,17 +256,34 @@ fn an_image_is_opened_otherwise() {
         (json!({ "driver": "raw" }), "Cannot change the option 'driver'"),
         (json!({ "backing": null }), "Cannot change the option 'backing'"),
         (json!({ "node-name": "b" }), "Failed to find node with node-name='b'"),
-        (json!({ "node-name": "a-file" }), "is no disk"),
+        (json!({ "node-name": "a-file" }), "Cannot change the option 'driver'"),
     ] {
         empty.says_no("blockdev-reopen", options(more), said);
     }
     empty.says_no("blockdev-reopen", json!({ "options": [] }), "one node at a time");
+    // A file with a name is what is said of it for the next that is opened in it.
+    let of_file = |more: Value| {
+        let mut one =
+            json!({ "driver": "file", "node-name": "a-file", "filename": empty.text("a") });
+        for (key, value) in more.as_object().expect("an object") {
+            one[key] = value.clone();
+        }
+        json!({ "options": [one] })
+    };
+    let [is_read, is_other] =
+        [json!({ "read-only": true }), json!({ "filename": "/x" })].map(of_file);
+    let is_written = of_file(json!({}));
+    let why = "Read-only block node 'a-file' cannot support read-write users: 'a' lies in it";
+    empty.says_no("blockdev-reopen", is_read.clone(), why);
+    empty.says_no("blockdev-reopen", is_other, "Cannot change the option 'filename'");
+    empty.control.ok("blockdev-reopen", is_written);
     empty.control.ok("block-export-del", json!({ "id": "e" }));
     let only_read = json!({ "id": "r", "node-name": "a", "type": "nbd", "name": "r" });
     empty.control.ok("block-export-add", only_read);
     empty.says_no("blockdev-reopen", options(json!({ "read-only": true })), "no export");
     empty.control.ok("block-export-del", json!({ "id": "r" }));
     empty.control.ok("blockdev-reopen", options(json!({ "read-only": true })));
+    empty.control.ok("blockdev-reopen", is_read);
     let image = empty.text("a");
     let said = ok("qemu-io", "qemu-utils", &["-r", "-f", "qcow2", "-c", "read -P 1 0 1M", &image]);
     assert!(!said.contains("failed"), "{said}");

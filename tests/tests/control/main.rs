@@ -20,6 +20,7 @@ mod many;
 mod metrics;
 mod pause;
 mod protocol;
+mod refused;
 mod tls;
 mod top;
 mod verbs;

@@ -88,9 +88,9 @@ fn a_moment_is_pulled_from_a_node_while_the_guest_goes_on() {
         };
         no("block-export-add", export("w", "moment", true), "read-only");
         no("block-export-add", export("w", "copy", true), "read-only");
-        no("blockdev-del", del("cbw"), "Node 'cbw' is in use");
-        no("blockdev-del", del("copy"), "Node 'copy' is in use");
-        no("blockdev-del", del("moment"), "Node 'moment' is in use");
+        no("blockdev-del", del("cbw"), "'cbw' is in use: the node 'moment' shows its moment");
+        no("blockdev-del", del("copy"), "in use: the node 'cbw' keeps a moment with it");
+        no("blockdev-del", del("moment"), "in use: the export 'pull' shows it");
         no("blockdev-add", show("cbw"), "Duplicate nodes with node-name='cbw'");
         no(
             "blockdev-snapshot-sync",

@@ -21,8 +21,10 @@ fn a_backup_is_the_disk_as_it_was_when_it_began() {
         bench.io("a", &["write -P 1 0 16M", "write -P 2 32M 64k"]);
         if format == "vpc" {
             // Its size is one of cylinders.
-            let copy = bench.text("copy");
-            ok(ringtap().to_str().expect("plain"), "ringtap", &["resize", "-q", &copy, "65M"]);
+            let (copy, nodes) =
+                (bench.text("copy"), control.ok("query-named-block-nodes", json!({})));
+            let size = nodes[0]["image"]["virtual-size"].to_string();
+            ok(ringtap().to_str().expect("plain"), "ringtap", &["resize", "-q", &copy, &size]);
         }
         let file = json!({ "driver": "file", "filename": bench.text("copy") });
         let add = json!({ "driver": target, "node-name": "copy", "file": file });

@@ -62,12 +62,14 @@ fn a_checkpoint_outlives_kills_stops_and_replacements() {
         make(&bench, "a.img", format, if data.is_empty() { &[] } else { &more });
         make(&bench, "copy", "qcow2", &[]);
         let copy = bench.text("copy");
-        // A VHD's size is one of cylinders.
-        ok(ringtap().to_str().expect("plain"), "ringtap", &["resize", "-q", &copy, "65M"]);
         let serve = || bench.serve(&["a.img"], &["-f", format]);
         let server = serve();
         let mut control = bench.control();
         bench.io("a", &["write -P 1 0 16M"]);
+        // A VHD's size is one of cylinders.
+        let nodes = control.ok("query-named-block-nodes", json!({}));
+        let size = nodes[0]["image"]["virtual-size"].to_string();
+        ok(ringtap().to_str().expect("plain"), "ringtap", &["resize", "-q", &copy, &size]);
         add_copy(&mut control, &bench, "qcow2");
         let add = json!({ "node": "a", "name": "since", "persistent": true });
         let full = json!({ "device": "a", "target": "copy", "sync": "full", "job-id": "j" });

@@ -80,9 +80,8 @@ impl Running {
                 "Node '{file}' is busy: block device is in use by another job, or is being changed"
             )));
         }
-        let used = self.is_shown(to) || self.user_of_disk(to).is_some();
-        if used || self.pending.is_changing(to) || self.pending.bitmaps_changing.contains(&to) {
-            return Err(Refusal::new(format!("Node '{target}' is in use")));
+        if let Some(user) = self.who_uses(to).or_else(|| self.who_holds(to)) {
+            return Err(Refusal::new(format!("Node '{target}' is in use: {user}")));
         }
         Ok((disk, to))
     }
@@ -198,9 +197,8 @@ impl Running {
     /// Keep a moment no longer.
     pub(super) fn forget_moment(&mut self, name: String, reply: Reply<Done>) {
         let Some(kept) = self.graph.kept.get(&name) else { return };
-        let shows = |served: &crate::running::Served| served.ties.shows.as_ref() == Some(&name);
-        if self.disks.values().any(shows) || self.is_shown(kept.target) {
-            return reply.give(Err(Refusal::new(format!("Node '{name}' is in use"))));
+        if let Some(user) = self.who_shows_moment(&name, kept.target) {
+            return reply.give(Err(Refusal::new(format!("Node '{name}' is in use: {user}"))));
         }
         let Some(kept) = self.graph.kept.remove(&name) else { return };
         let disks = [kept.disk, kept.target];

@@ -15,7 +15,7 @@ use crate::ids::DiskId;
 use crate::jobs::New;
 use crate::ledger::CHECKPOINT;
 use crate::moment::{Begun, Wanted};
-use crate::running::Running;
+use crate::running::{Running, Served};
 use crate::scratch::{ROOM, ScratchAt};
 
 /// How long a guest's write may wait for the target, where nothing is said.
@@ -219,6 +219,11 @@ impl BlockdevBackup {
         let Some(to) = running.disks.get(&target) else {
             return Err(Refusal::new("the disk is gone"));
         };
+        // Since then the disk may have grown.
+        let differs = |from: &Served| from.vbd.size() != to.vbd.size();
+        if !goes_on && running.disks.get(&id).is_some_and(differs) {
+            return Err(Refusal::new("Source and target image have different sizes"));
+        }
         (new.other, new.waits) = (Some(target), false);
         let more = json!({
             "target": self.target,

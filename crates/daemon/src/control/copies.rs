@@ -115,6 +115,17 @@ fn granularity(said: Option<u32>, size: u64) -> Result<u64, Refusal> {
     Ok(said.into())
 }
 
+/// The longest id of a job.
+const LONGEST_ID: usize = 255;
+
+/// Whether a job may be called so: a letter, then letters, digits, `-`, `.` and `_`, as in QEMU.
+fn is_job_id(text: &str) -> bool {
+    let rest = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
+    text.len() <= LONGEST_ID
+        && text.bytes().next().is_some_and(|first| first.is_ascii_alphabetic())
+        && text.bytes().all(rest)
+}
+
 /// What all jobs are told.
 pub(super) struct Common {
     pub(super) job_id: Option<String>,
@@ -127,8 +138,10 @@ impl Running {
     /// An error where a job cannot be called so.
     pub(super) fn check_job_id(&self, id: &str) -> Result<(), Refusal> {
         let refuse = |text: String| Err(Refusal::new(text));
+        // What another program has begun is gone on with, whatever that called it.
+        let goes_on = self.pending.resuming.as_deref() == Some(id);
         match id {
-            _ if id.is_empty() || id.len() > 255 => refuse(format!("Invalid job ID '{id}'")),
+            _ if !goes_on && !is_job_id(id) => refuse(format!("Invalid job ID '{id}'")),
             _ if self.jobs.contains_key(id) || self.pending.jobs.contains(id) => {
                 refuse(format!("Job ID '{id}' already in use"))
             }
@@ -198,9 +211,8 @@ impl Running {
         if Some(target) == new.disk {
             return Err(Refusal::new("Source and target cannot be the same"));
         }
-        let used = self.is_shown(target) || self.user_of_disk(target).is_some();
-        if used || self.pending.is_changing(target) {
-            return Err(Refusal::new(format!("Node '{name}' is in use")));
+        if let Some(user) = self.who_uses(target) {
+            return Err(Refusal::new(format!("Node '{name}' is in use: {user}")));
         }
         if self.disks.get(&target).is_some_and(|served| served.vbd.is_paused()) {
             return Err(Refusal::new(format!("Node '{name}' is paused")));

@@ -32,10 +32,8 @@ impl Command for Delete {
         let Some(id) = running.node(&name) else {
             return reply.give(refuse(format!("Failed to find node with node-name='{name}'")));
         };
-        let pending = &running.pending;
-        let changes = pending.changing.contains(&id) || pending.bitmaps_changing.contains(&id);
-        if running.is_shown(id) || changes {
-            return reply.give(refuse(format!("Node '{name}' is in use")));
+        if let Some(user) = running.who_holds(id) {
+            return reply.give(refuse(format!("Node '{name}' is in use: {user}")));
         }
         if let Some(user) = running.user_of_disk(id) {
             let why = format!("Node '{name}' is busy: node is used as backing hd of '{user}'");

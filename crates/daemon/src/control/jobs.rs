@@ -295,6 +295,17 @@ impl Command for QueryBlockJobs {
     }
 }
 
+/// What `block-job-*` say where there is no such job; `job-*` know no class of their own.
+const NOT_THERE: &str = "DeviceNotActive";
+
+/// A command's refusal, as that command says it.
+fn said_by(command: &str, why: Refusal) -> Refusal {
+    match why.class == NOT_THERE && !command.starts_with("block-") {
+        true => Refusal::new("Job not found"),
+        false => why,
+    }
+}
+
 /// Do something with a job that is there.
 fn with(
     running: &mut Running,
@@ -303,10 +314,7 @@ fn with(
     work: impl FnOnce(&mut Entry) -> bool,
 ) -> Result<Done, Refusal> {
     let Some(entry) = running.jobs.get_mut(id) else {
-        return Err(Refusal {
-            class: "DeviceNotActive",
-            text: format!("Block job '{id}' not found"),
-        });
+        return Err(Refusal { class: NOT_THERE, text: format!("Block job '{id}' not found") });
     };
     let status = entry.status();
     match work(entry) {
@@ -421,7 +429,7 @@ macro_rules! verbs {
 
                 fn run(self, running: &mut Running, reply: Reply<Done>) {
                     let run: fn(&mut Running, &str) -> Result<Done, Refusal> = $run;
-                    reply.give(run(running, &self.id));
+                    reply.give(run(running, &self.id).map_err(|why| said_by($name, why)));
                 }
             }
         )*

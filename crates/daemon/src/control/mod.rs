@@ -38,6 +38,7 @@ mod refusal;
 mod regions;
 mod remote;
 mod reopen;
+mod reopen_named;
 mod replay;
 mod request;
 mod resize;
@@ -55,6 +56,7 @@ pub mod testing;
 mod throttle;
 mod tls;
 mod upgrade;
+mod users;
 pub mod wire;
 mod within;
 

@@ -38,6 +38,16 @@ actions! {
     DisableBitmapAction of DisableBitmap, MergeBitmapsAction of MergeBitmaps,
 }
 
+arguments! {
+    /// `abort`: nothing of the transaction is to be.
+    struct Abort {}
+}
+
+arguments! {
+    /// An action of a transaction.
+    struct AbortAction { "data" _data: Abort }
+}
+
 choice! {
     /// What is done at one moment with the rest.
     struct TransactionAction {}
@@ -51,6 +61,7 @@ choice! {
         "block-dirty-bitmap-enable" EnableBitmap(EnableBitmapAction),
         "block-dirty-bitmap-disable" DisableBitmap(DisableBitmapAction),
         "block-dirty-bitmap-merge" MergeBitmaps(MergeBitmapsAction),
+        "abort" Abort(AbortAction),
     }
 }
 
@@ -116,6 +127,11 @@ impl Moments {
         node: &str,
         action: Action,
     ) -> Result<(), Refusal> {
+        if running.node(node).is_none() && !running.is_named(node) {
+            return Err(Refusal::new(format!(
+                "Cannot find device='{node}' nor node-name='{node}'"
+            )));
+        }
         let id = running.named_node(node)?;
         let of = self.of_disk(running, id)?;
         let change = action.change(running, id, &mut of.known)?;
@@ -153,6 +169,9 @@ impl Moments {
         let (node, action) = match action {
             Type::Snapshot(_) | Type::SnapshotSync(_) => return Err(mixed()),
             Type::Backup(of) => return self.backup(running, of.data),
+            Type::Abort(_) => {
+                return Err(Refusal::new("Transaction aborted using Abort action"));
+            }
             Type::AddBitmap(of) => of.data.action(),
             Type::RemoveBitmap(of) => of.data.action(),
             Type::ClearBitmap(of) => of.data.action(),

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use ringtap_image::{CacheMode, Format, OpenOptions, Place, RestartChoice};
 
 use super::access::{CopyBeforeWriteOptions, SnapshotAccessOptions};
-use super::opening::{FileWish, Wish};
+use super::opening::{DEVICE, FileWish, Wish};
 use super::refs::{Backing, NodeOr};
 use super::refusal::Refusal;
 use super::remote::{RemoteNbd, RemoteRbd};
@@ -180,7 +180,7 @@ choice! {
 }
 
 /// Host caching of an image, where its file or itself says something.
-fn cache_of(options: Option<&CacheOptions>) -> Result<Option<CacheMode>, Refusal> {
+pub(super) fn cache_of(options: Option<&CacheOptions>) -> Result<Option<CacheMode>, Refusal> {
     let Some(options) = options else { return Ok(None) };
     match (options.direct.unwrap_or(false), options.no_flush.unwrap_or(false)) {
         (true, false) => Ok(Some(CacheMode::None)),
@@ -284,7 +284,7 @@ impl Add {
                 return Err(Refusal::new("'node-name' is given twice"));
             }
             Driver::File(of) => return file(node_name, "file", of.filename.into()),
-            Driver::Device(of) => return file(node_name, "host_device", of.filename.into()),
+            Driver::Device(of) => return file(node_name, DEVICE, of.filename.into()),
             Driver::Nbd(of) => return file(node_name, "nbd", of.path(running)?),
             Driver::Rbd(of) => return file(node_name, "rbd", of.path()),
             Driver::Raw(of) => plain(Format::Raw, of),
@@ -358,6 +358,7 @@ impl Add {
         wish.ties.by_image = by_image;
         wish.ties.in_file = file.name;
         (wish.place, wish.named_with_it) = (file.place, file.driver);
+        wish.is_device = file.is_device;
         wish.lies_upon(backing, running)?;
         Ok(Asked::Disk(wish))
     }
@@ -370,6 +371,7 @@ pub(super) struct Found {
     /// What it is called, and what it is, where it is named with the image.
     name: Option<String>,
     driver: Option<&'static str>,
+    is_device: bool,
     cache: Option<CacheMode>,
     pub(super) read_only: bool,
     /// Whether discards free nothing of it.
@@ -399,6 +401,7 @@ pub(super) fn found(
                 place: Some(node.place.clone()),
                 name: Some(name),
                 driver: None,
+                is_device: false,
                 cache: node.cache,
                 read_only: node.read_only,
                 keeps_space: node.keeps_space,
@@ -408,7 +411,7 @@ pub(super) fn found(
             let cache = cache_of(file.cache.as_ref())?;
             let (path, node_name, driver) = match file.of {
                 FileDriver::File(of) => (of.filename.into(), of.node_name, "file"),
-                FileDriver::Device(of) => (of.filename.into(), of.node_name, "host_device"),
+                FileDriver::Device(of) => (of.filename.into(), of.node_name, DEVICE),
                 FileDriver::Nbd(of) => (of.path(running)?, of.node_name, "nbd"),
                 FileDriver::Rbd(of) => (of.path(), of.node_name, "rbd"),
             };
@@ -425,6 +428,7 @@ pub(super) fn found(
                 path,
                 place: None,
                 driver: node_name.is_some().then_some(driver),
+                is_device: driver == DEVICE,
                 name: node_name,
                 cache,
                 read_only: file.read_only.unwrap_or(false),

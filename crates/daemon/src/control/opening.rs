@@ -1,6 +1,7 @@
 //! Images and files that are opened as a client wants them.
 
-use std::path::PathBuf;
+use std::fs;
+use std::path::{Path, PathBuf};
 
 use ringtap_image::qcow2::Crypt;
 use ringtap_image::{CacheMode, Format, Image, Place, record};
@@ -21,6 +22,9 @@ use crate::opened::{At, Wrap, device_at, record_formats};
 use crate::running::{Running, Then};
 use crate::snapshot::header;
 
+/// The driver of a device of this host.
+pub(super) const DEVICE: &str = "host_device";
+
 /// A disk that is to be.
 pub(super) struct Wish {
     pub(super) disk: Disk,
@@ -29,6 +33,8 @@ pub(super) struct Wish {
     pub(super) place: Option<Place>,
     /// What its file is, where it is named with it.
     pub(super) named_with_it: Option<&'static str>,
+    /// Whether its file is said to be a device.
+    pub(super) is_device: bool,
     /// The image that its own is opened upon.
     upon: Option<Box<dyn Image>>,
 }
@@ -40,6 +46,18 @@ pub(super) struct FileWish {
     pub(super) cache: Option<CacheMode>,
     pub(super) keeps_space: bool,
     pub(super) driver: &'static str,
+}
+
+/// An error where what is said to be a device is a file.
+fn is_no_file(path: &Path) -> Result<(), Refusal> {
+    match fs::metadata(path) {
+        Ok(facts) if facts.is_file() => Err(Refusal::new(format!(
+            "'host_device' driver requires '{}' to be either a character or block device",
+            path.display()
+        ))),
+        // What else is wrong is found where it is opened.
+        _ => Ok(()),
+    }
 }
 
 /// An error where a secret is said, and there is nothing that it opens: who said it would have the data lie there in the clear.
@@ -64,15 +82,16 @@ type Found = (Vbd, Option<Identity>);
 
 impl Wish {
     pub(super) fn of(disk: Disk) -> Box<Wish> {
-        let (ties, place, named_with_it, upon) = Default::default();
-        Box::new(Wish { disk, ties, place, named_with_it, upon })
+        let (ties, place, named_with_it, is_device, upon) = Default::default();
+        Box::new(Wish { disk, ties, place, named_with_it, is_device, upon })
     }
 
     /// The same, as it was.
     pub(super) fn like(&self, disk: Disk) -> Box<Wish> {
         let upon = self.upon.as_ref().map(|image| image.fork());
         let (ties, place) = (self.ties.clone(), self.place.clone());
-        Box::new(Wish { disk, ties, place, named_with_it: self.named_with_it, upon })
+        let Wish { named_with_it, is_device, .. } = *self;
+        Box::new(Wish { disk, ties, place, named_with_it, is_device, upon })
     }
 
     /// What is to lie below it.
@@ -121,6 +140,9 @@ impl Wish {
     ) -> Result<Found, Refusal> {
         let disk = &self.disk;
         let _now = BeingOpened::begin(&disk.path);
+        if self.is_device {
+            is_no_file(&disk.path)?;
+        }
         let file = identity(&disk.path);
         let clash = images
             .iter()
@@ -206,6 +228,7 @@ impl Running {
         self.pending.nodes.insert(name.clone());
         let begun = self.in_time("open", move || -> Then {
             let _now = BeingOpened::begin(&wish.path);
+            let fits = if wish.driver == DEVICE { is_no_file(&wish.path) } else { Ok(()) };
             let held = Place::hold(&wish.path);
             Box::new(move |running| {
                 running.pending.nodes.remove(&name);
@@ -214,7 +237,7 @@ impl Running {
                     let path = path.display();
                     Refusal::new(format!("Could not open '{path}': {error}"))
                 };
-                reply.give(held.map_err(failed).map(|place| {
+                reply.give(fits.and(held.map_err(failed)).map(|place| {
                     let path = path.clone();
                     let node = FileNode {
                         path,

@@ -36,7 +36,7 @@ impl Command for Reopen {
 
 impl Reopen {
     /// The disk, and as what it is to be opened; none where it is that already.
-    fn wish(mut self, running: &Running) -> Result<Option<(DiskId, Box<Wish>)>, Refusal> {
+    fn wish(mut self, running: &mut Running) -> Result<Option<(DiskId, Box<Wish>)>, Refusal> {
         let refuse = |text: String| Err(Refusal::new(text));
         let (Some(options), true) = (self.options.pop(), self.options.is_empty()) else {
             return refuse("'options' takes one node at a time".into());
@@ -44,7 +44,7 @@ impl Reopen {
         let name = options.node_name.clone().unwrap_or_default();
         let Some(id) = running.node(&name) else {
             return match running.is_named(&name) {
-                true => refuse(format!("Node '{name}' is no disk: it stays as it is")),
+                true => running.reopen_named(&name, &options).map(|_| None),
                 false => refuse(format!("Failed to find node with node-name='{name}'")),
             };
         };
