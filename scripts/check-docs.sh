@@ -2,7 +2,7 @@
 # Checks what the documents say against what there is: links lead somewhere, files that are named
 # exist, functions and types named in docs/architecture.md are in the code, words of the glossary are where it says,
 # options shown in an example of `ringtap` are options, and the targets and scripts named in README.md are there. No
-# file of the code has more than 600 lines.
+# file of the code has more than 600 lines, and none import one another in a circle.
 #   scripts/check-docs.sh RINGTAP
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -52,6 +52,11 @@ done < <(grep -E '^\| .* \| .*`(crates|tests)/' docs/glossary.md)
 while read -r lines file; do
     [ "$file" = total ] || [ "$lines" -le 600 ] || complain "$file has $lines lines: one file, one idea, 600 at most"
 done < <(git ls-files -z '*.rs' '*.sh' '*.py' | xargs -0 wc -l)
+
+mapfile -t roots < <(git ls-files '*.rs' | grep -E '(^|/)src/(lib|main)\.rs$|(^|/)tests/[^/]+/main\.rs$')
+while read -r circle; do
+    complain "$circle (scripts/circles.py -v says by what): move what both need to a file of its own"
+done < <(scripts/circles.py "${roots[@]}" || true)
 
 # Long options after `ringtap COMMAND` in examples; a line that ends in \ goes on.
 while read -r command options; do

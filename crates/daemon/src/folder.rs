@@ -5,8 +5,6 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use serde_json::Value;
-
 use crate::{Allotment, Disk, Error};
 
 /// What a file describes.
@@ -36,26 +34,6 @@ impl fmt::Debug for Folder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Folder").field("path", &self.path).field("keep", &self.keep).finish()
     }
-}
-
-/// What is written down of a disk, beside what it is.
-#[derive(Clone, Debug, Default)]
-pub struct Keeping {
-    /// The file that describes it.
-    pub file: Option<PathBuf>,
-    /// Where its secret is, as the command line says it.
-    pub secret: Option<String>,
-    /// Exports that a client of the control socket wants, each as it said.
-    pub exports: Vec<Value>,
-    /// Whether it is for this server alone, as the target of a job: no file is to describe it.
-    #[doc(hidden)]
-    pub passes: bool,
-    /// Whether its image comes from the server before this one.
-    #[doc(hidden)]
-    pub comes: bool,
-    /// Whether that lies upon another disk's, whatever it names.
-    #[doc(hidden)]
-    pub lies_upon: bool,
 }
 
 /// What was found in the folder, beside its disks.

@@ -4,8 +4,8 @@
 //! is stable: a thread of its own writes it, so nobody waits for a disk on the thread that serves.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, File};
-use std::io::{self, Write as _};
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -16,10 +16,8 @@ use crate::control::{Held, hold_back, let_go};
 use crate::keeper::{Keeper, Work};
 use crate::running::{Event, Running};
 use crate::threads::{contained, spawn};
+use crate::written::{UNFINISHED, write};
 use crate::{Error, kept};
-
-/// The end of a file's name that is being written.
-const UNFINISHED: &str = ".unfinished";
 
 impl Keeper {
     /// Begin to keep a folder.
@@ -185,34 +183,4 @@ fn write_all(folder: &Path, inbox: &Receiver<Work>, undone: &AtomicUsize, events
         work.held.into_iter().for_each(|held| held.tell(why.as_deref()));
         undone.fetch_sub(1, SeqCst);
     }
-}
-
-/// Remove files of the folder, and then write others; stable when this returns.
-pub(crate) fn write(
-    folder: &Path,
-    removed: &[PathBuf],
-    written: &[(PathBuf, String)],
-) -> io::Result<()> {
-    if removed.is_empty() && written.is_empty() {
-        return Ok(());
-    }
-    for file in removed {
-        match fs::remove_file(file) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-    }
-    let stable = || File::open(folder)?.sync_all();
-    if !removed.is_empty() {
-        stable()?;
-    }
-    for (file, text) in written {
-        let name = file.file_name().unwrap_or_default().to_string_lossy();
-        let unfinished = folder.join(format!(".{name}{UNFINISHED}"));
-        let mut new = File::create(&unfinished)?;
-        new.write_all(text.as_bytes())?;
-        new.sync_all()?;
-        fs::rename(&unfinished, file)?;
-    }
-    stable()
 }

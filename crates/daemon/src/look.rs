@@ -5,7 +5,8 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use crate::folder::{Folder, Keeping, Looked};
+use crate::Keeping;
+use crate::folder::{Folder, Looked};
 use crate::left_out::LeftOut;
 use crate::opened::refuse_twice;
 use crate::running::Running;

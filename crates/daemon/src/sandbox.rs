@@ -11,31 +11,13 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use ringtap_export::{fuse, ublk};
 use ringtap_image::{RestartLog, SecretSource, is_store, record};
 use ringtap_io::Engine;
-use ringtap_sandbox::{Files, Hooks, List, Needs, User, Walls, everywhere_but_the_systems};
+use ringtap_sandbox::{Files, Hooks, List, Needs, Walls, everywhere_but_the_systems};
 use ringtap_stores::rbd;
 use rustix::fs::Access;
 
+use crate::handover::CHANNEL;
 use crate::left_out::LeftOut;
-use crate::{Address, Config, ControlAt, Disk, Error, handover, successor};
-
-/// Whether a server is confined.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Sandbox {
-    /// It is not.
-    #[default]
-    Off,
-    /// It is.
-    On {
-        /// Files and folders of disks that come later, and stores that they lie in; no file: anywhere but in the system's own
-        /// folders.
-        allow: Vec<PathBuf>,
-        /// Whether it serves nothing where this kernel lacks a wall. Else it does without, and without any where its
-        /// transport needs what they forbid.
-        must: bool,
-        /// Whom it becomes, where root starts it: its broker stays root. None: whoever starts it.
-        user: Option<User>,
-    },
-}
+use crate::{Address, Config, ControlAt, Disk, Error, Sandbox, successor};
 
 /// What brokers do.
 const HOOKS: Hooks = Hooks {
@@ -44,7 +26,7 @@ const HOOKS: Hooks = Hooks {
     ring: ringtap_io::restricted,
     device: ublk::for_server,
     let_go: ublk::let_go_of,
-    channel: handover::CHANNEL,
+    channel: CHANNEL,
 };
 
 /// Make the broker of this process. Before there is a second thread, and before anything secret is in memory.

@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use ringtap_image::OpenOptions;
 
 use crate::identity::identity;
-use crate::{Disk, Error, keep, kept};
+use crate::written::write;
+use crate::{Disk, Error, described};
 
 /// A disk where it goes on.
 pub(crate) struct Followed {
@@ -68,9 +69,9 @@ fn take_over(disk: &mut Disk, target: &Disk, folder: &Path) {
     let [own, removed] = [&disk.keeping.file, &target.keeping.file].map(Clone::clone);
     let name = target.node_name.as_deref().unwrap_or_default();
     let (path, gone) = (disk.path.display(), removed.as_deref().unwrap_or(folder).display());
-    let text = own.map(|own| Ok((own, kept::whole_file(disk)?))).transpose();
+    let text = own.map(|own| Ok((own, described::whole_file(disk)?))).transpose();
     let end = text.and_then(|written| {
-        let end = keep::write(folder, removed.as_slice(), written.as_slice());
+        let end = write(folder, removed.as_slice(), written.as_slice());
         end.map_err(|error| error.to_string())
     });
     match end {

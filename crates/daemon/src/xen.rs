@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use ringtap_export::Stop;
 use ringtap_export::xen::{Disks, Options, Server, Wanted};
-use ringtap_image::{Format, OpenError, OpenOptions, Place};
+use ringtap_image::{Format, OpenError, Place};
 use ringtap_vbd::Vbd;
 use rustix::fs::{FlockOperation, flock};
 
@@ -19,25 +19,12 @@ use crate::ids::{DiskId, ServerId};
 use crate::opened::{Wrap, device, record_formats};
 use crate::running::{Event, Export, Running, Serving, is_failed, new_stop};
 use crate::transports::Transport;
-use crate::{Disk, Error, Target, end, successor};
+use crate::{Disk, Error, Target, XenConfig, end, successor};
 
 /// Held by the one server of this host, with its process id inside.
 const LOCK: &str = "/run/ringtap/xen.lock";
 /// How often a device that waits for its image to be closed looks whether the server ends.
 const LOOK: Duration = Duration::from_millis(50);
-
-/// How Xen's guests are served.
-#[derive(Clone, Debug)]
-pub struct XenConfig {
-    /// How images are opened, but for what their target says.
-    pub options: OpenOptions,
-    /// The most rings of a disk.
-    pub queues: u16,
-    /// Whether guests may have pages kept mapped.
-    pub persistent: bool,
-    /// Percent of its own time that each answer is held back, for the lab.
-    pub hold: u32,
-}
 
 impl Running {
     /// Serve what Xen's toolstack names from now on, where that was asked for.
@@ -237,6 +224,7 @@ impl Disks for Toolstack {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ringtap_image::OpenOptions;
     use ringtap_io::Tasks;
     use ringtap_vbd::{Kind, Request};
 

@@ -7,7 +7,8 @@ use ringtap_image::qcow2::{self, BitmapChange};
 use ringtap_image::{Format, on_a_ring};
 
 use crate::files::same_file;
-use crate::opening::{cannot, container as look_at, format_of, format_to_write};
+use crate::format_of;
+use crate::opening::{cannot, container as look_at, format_to_write};
 use crate::{Error, Writing};
 
 /// One change of one bitmap.

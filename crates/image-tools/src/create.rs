@@ -15,10 +15,10 @@ use ringtap_io::Io;
 use ringtap_stores::rbd;
 
 use crate::error::Tried;
-use crate::files::beside;
+use crate::files::{beside, understood};
 use crate::held::{Content, write};
 use crate::{
-    Doing, Error, LazySecret, Progress, Reading, Watcher, chain, format_of, info, opening, spared,
+    Doing, Error, LazySecret, Progress, Reading, Watcher, chain, format_of, info, opening,
 };
 
 /// What is noted as being at work on an image until it is made.
@@ -161,7 +161,7 @@ impl BackingFile {
         format: Option<NamedFormat>,
     ) -> Result<BackingFile, Error> {
         let path = beside(image, Path::new(&name));
-        spared::understood("backing file", &name)?;
+        understood("backing file", &name)?;
         let known = format.or_else(|| record::format(&path).map(NamedFormat::from));
         let Some(NamedFormat { format, name: format_name }) = known else {
             let looks = match format_of(&path, None) {

@@ -3,7 +3,9 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use ringtap_image::{is_store, whole_name};
+use ringtap_image::{is_store, is_understood, whole_name};
+
+use crate::Error;
 
 /// Whether two names lead to one file.
 pub fn same_file(one: &Path, other: &Path) -> bool {
@@ -25,4 +27,14 @@ pub fn beside(image: &Path, name: &Path) -> std::path::PathBuf {
 /// Whether this is no file but `null:SIZE`.
 pub fn is_null(path: &Path) -> bool {
     path.to_str().is_some_and(|text| text.starts_with("null:"))
+}
+
+/// That an image which names a file so can be opened afterwards.
+pub(crate) fn understood(what: &str, name: &str) -> Result<(), Error> {
+    match is_understood(Path::new(name)) || is_null(Path::new(name)) {
+        true => Ok(()),
+        false => Err(Error::Usage(format!(
+            "the {what} {name:?}: what stands before a colon is read as a protocol: write ./{name}, if it is a file"
+        ))),
+    }
 }

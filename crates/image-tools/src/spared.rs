@@ -2,20 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use ringtap_image::{is_store, is_understood};
+use ringtap_image::is_store;
 
-use crate::files::{beside, is_null, same_file};
+use crate::files::{beside, same_file, understood};
 use crate::{Error, FormatOptions, NewImage, Reading, chain};
-
-/// That an image which names a file so can be opened afterwards.
-pub(crate) fn understood(what: &str, name: &str) -> Result<(), Error> {
-    match is_understood(Path::new(name)) || is_null(Path::new(name)) {
-        true => Ok(()),
-        false => Err(Error::Usage(format!(
-            "the {what} {name:?}: what stands before a colon is read as a protocol: write ./{name}, if it is a file"
-        ))),
-    }
-}
 
 impl NewImage {
     /// The files that making it at `path` makes or overwrites.

@@ -14,11 +14,12 @@ use ringtap_io::{Buffer, File, Io, Nature, Op, OpenFile, Wall, Witness};
 use ringtap_stores::Store;
 use rustix::fs::SeekFrom;
 
+use crate::file_facts::Facts;
 use crate::place::path_of;
-use crate::restart::Facts;
 use crate::{Error, Format, OpenError, OpenOptions, Place, Standing, lock, record};
 
 mod cached;
+mod device;
 mod facts;
 mod found;
 mod status;
@@ -198,7 +199,7 @@ impl Container {
         let files = Container { open, path, numbers, ..container };
         let container = Container { in_memory, rotational, never_synced, ..files };
         if !options.read_only {
-            let _first = container.state.opened.set(Facts::of(&container));
+            let _first = container.state.opened.set(container.file_facts());
         }
         container.state.nothing_begun.store(nothing_begun, SeqCst);
         Ok(container)
@@ -240,9 +241,18 @@ impl Container {
         &self.witness
     }
 
+    /// What is known of its file now.
+    pub(crate) fn file_facts(&self) -> Facts {
+        let is_device = !self.traits.regular;
+        match self.open_file() {
+            Some(file) => Facts::of(file, is_device, self.traits.request_alignment > 1),
+            None => Facts::simulated(self.simulated_time()),
+        }
+    }
+
     /// What was known of its file when it was opened, before anything was written to it.
     pub(crate) fn facts_at_first(&self) -> Facts {
-        self.state.opened.get().copied().unwrap_or_else(|| Facts::of(self))
+        self.state.opened.get().copied().unwrap_or_else(|| self.file_facts())
     }
 
     /// Its restart log has found it so, before anything was written to it.

@@ -20,6 +20,7 @@
 //! Behind them `data_file` and `path`.
 
 mod aside;
+mod choice;
 mod data_file;
 mod files;
 mod kept;
@@ -40,23 +41,23 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use ringtap_io::sync::{broken, step};
 use ringtap_io::{SharedWords, Witness};
 
+pub use choice::RestartChoice;
 pub(crate) use files::keep_as;
 pub(crate) use files::make_folder;
 pub(crate) use files::open_ours;
 pub use files::{folder_is_on_disk, has_folder, set_folder};
 use files::{name_of, open_to_keep};
 pub(crate) use kept::give_back;
-pub use left::{Left, LeftBehind, RestartChoice};
+pub use left::{Left, LeftBehind};
 use moved::Former;
 pub(crate) use moved::{Moved, Sign, is_any, seek, seek_beside};
 pub(crate) use note::{Said, forget_note};
 pub(crate) use path::LINK;
-pub(crate) use standing::Facts;
-pub use standing::Standing;
 
 use rustix::fs::FallocateFlags;
 
-use crate::{Container, OpenError, boot, reap};
+use crate::file_name::{self, number_of};
+use crate::{Container, OpenError, Standing, boot};
 
 const MAGIC: u64 = 0x5254_4150_4c4f_4703;
 /// In place of [`MAGIC`]: the image was closed in good order.
@@ -110,7 +111,7 @@ pub struct RestartLog {
     /// The file, whose lock says that a server has it.
     file: Option<fs::File>,
     /// What the image is called on any path.
-    name: [u64; reap::WORDS],
+    name: [u64; file_name::WORDS],
     /// More memory that is kept as the log is, where a simulation provides it.
     beside: Option<Arc<[AtomicU64]>>,
     capacity: u64,
@@ -134,7 +135,7 @@ impl RestartLog {
     /// Open the log of an image file in `folder` with room for `capacity` changes between flushes,
     /// making what is missing.
     pub fn open(folder: &Path, image: &impl rustix::fd::AsFd, capacity: u64) -> io::Result<Self> {
-        let name = reap::name_of(image);
+        let name = file_name::name_of(image);
         let image = rustix::fs::fstat(image)?;
         make_folder(folder)?;
         let identity = Identity { boot: boot::identity(folder)?, file: files::place_of(&image) };
@@ -150,7 +151,7 @@ impl RestartLog {
     pub fn with(words: ringtap_io::Words, identity: Identity, capacity: u64) -> RestartLog {
         let fits = words.len().saturating_sub(FIRST) / (2 * RECORD);
         let capacity = capacity.min(fits as u64);
-        let (path, beside, image, name) = (None, None, None, [0; reap::WORDS]);
+        let (path, beside, image, name) = (None, None, None, [0; file_name::WORDS]);
         let (standing, own) = (Standing::Same, (identity.boot, identity.file.1));
         RestartLog {
             words,
@@ -173,7 +174,7 @@ impl RestartLog {
     /// The log of the image in this container, which nobody has written to since it was opened: whether
     /// it is in the state in which the log's writer left it is seen now.
     pub fn of(mut self, container: &Container) -> RestartLog {
-        let facts = Facts::of(container);
+        let facts = container.file_facts();
         let (name, born) = (self.name, facts.born);
         let known = self.word(NAME) != 0 && name[0] != 0;
         let renamed = known && (NAME..).zip(name).any(|(at, word)| self.word(at) != word);
@@ -186,7 +187,7 @@ impl RestartLog {
             Standing::of(said, &facts, self.word(WRITTEN))
         };
         if let Some(file) = container.open_file() {
-            self.own.1 = reap::number_of(file, born);
+            self.own.1 = number_of(file, born);
         }
         container.stands(&self.standing);
         self.image = Some(container.clone());
@@ -271,7 +272,7 @@ impl RestartLog {
         let Some(container) = &self.image else { return };
         // Pages that others left to be written would count as somebody else's writes later.
         container.settle_device();
-        let facts = Facts::of(container);
+        let facts = container.file_facts();
         Witness::reset(&self.words, WITNESS, facts.modified.unwrap_or_default());
         self.set(WRITTEN, facts.written.unwrap_or_default());
         self.set(BORN, facts.born);
@@ -330,7 +331,7 @@ impl RestartLog {
     pub(crate) fn whose(container: &Container) -> Option<(u128, u64)> {
         let open = container.open_file()?;
         let boot = boot::identity(&RestartLog::usual_folder()).ok()?;
-        Some((boot, reap::number_of(open, Facts::of(container).born)))
+        Some((boot, number_of(open, container.file_facts().born)))
     }
 
     /// The same of this log.
@@ -430,7 +431,7 @@ impl RestartLog {
     /// As where the image's file system could not be asked for a name.
     #[cfg(test)]
     pub(crate) fn forget_name(&mut self) {
-        self.name = [0; reap::WORDS];
+        self.name = [0; file_name::WORDS];
         (NAME..).zip(self.name).for_each(|(at, word)| self.set(at, word));
     }
 
@@ -539,10 +540,10 @@ impl Drop for RestartLog {
 
 /// What the image of a log, which begins with these words, is called; none where it is no log of an image
 /// on that device that has a name.
-pub(crate) fn name_in(words: &[u64; FIRST], device: u64) -> Option<[u64; reap::WORDS]> {
+pub(crate) fn name_in(words: &[u64; FIRST], device: u64) -> Option<[u64; file_name::WORDS]> {
     let is_one = [MAGIC, CLOSED].contains(&words[0]) && words[3] == device;
-    let mut name = [0; reap::WORDS];
-    name.copy_from_slice(words.get(NAME..NAME + reap::WORDS)?);
+    let mut name = [0; file_name::WORDS];
+    name.copy_from_slice(words.get(NAME..NAME + file_name::WORDS)?);
     Some(name).filter(|name| is_one && name[0] != 0)
 }
 

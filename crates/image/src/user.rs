@@ -10,8 +10,6 @@ use std::sync::OnceLock;
 use ringtap_sandbox::User;
 use rustix::fs::{Mode, OFlags};
 
-use crate::{record, restart};
-
 static USER: OnceLock<u32> = OnceLock::new();
 
 /// Who the server is, or is about to become.
@@ -19,15 +17,9 @@ pub(crate) fn own() -> u32 {
     USER.get().copied().unwrap_or_else(|| rustix::process::geteuid().as_raw())
 }
 
-/// Keep restart logs and records for that user, in folders that this process makes while it is root: where root's server has
-/// `DIR`, its is `DIR-UID`. For the whole process, once, before the first image is opened.
-///
-/// # Errors
-/// Where one cannot be made, or is another's: there is none for the user then.
-pub fn keep_as(user: &User) -> io::Result<()> {
+/// For the whole process, once.
+pub(crate) fn become_later(user: &User) {
     let _first = USER.set(user.id());
-    let logs = restart::keep_as(user);
-    record::keep_as(user).and(logs)
 }
 
 /// The folder of a user beside root's.

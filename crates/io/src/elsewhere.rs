@@ -3,11 +3,10 @@
 
 use std::fmt;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::wake::Wakes;
-use crate::{File, Io, Key, Op};
+use crate::{Elsewhere, File, Io, Key, Op, Session};
 
 /// What carries out the operations on a file that is no descriptor.
 pub trait Remote: Send + Sync {
@@ -16,23 +15,6 @@ pub trait Remote: Send + Sync {
 
     /// No operation follows.
     fn close(&self);
-}
-
-/// What one thread has of a [`Remote`].
-pub trait Session {
-    /// Begin an operation. [`Io::ended`] or an [`Ender`] says its result, now or later and once, as io_uring
-    /// would give it; until then its memory may be used. Must not wait.
-    fn begin(&self, io: &Io, key: Key, op: Op);
-
-    /// Have an operation end as soon as may be: on return, or soon after without the help of this thread's
-    /// tasks.
-    fn cancel(&self, io: &Io, key: Key);
-
-    /// An operation that [`Io::begin_here`] has handed to a file of this machine has failed there, with this result: that may
-    /// be its end, or it goes on as one that was just begun.
-    fn failed_here(&self, io: &Io, key: Key, result: i32) {
-        io.ended(key, result);
-    }
 }
 
 /// A [`Remote`] of the process, listed so that every thread can find it by its [`File`].
@@ -86,67 +68,17 @@ impl fmt::Debug for OpenRemote {
     }
 }
 
-/// Operations of this process on files that are elsewhere, since it began.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Elsewhere {
-    /// Those that were begun.
-    pub begun: u64,
-    /// Those that have ended.
-    pub ended: u64,
-}
-
-static BEGUN: AtomicU64 = AtomicU64::new(0);
-static ENDED: AtomicU64 = AtomicU64::new(0);
-
-impl Elsewhere {
-    /// As it is now.
-    pub fn now() -> Elsewhere {
-        let ended = ENDED.load(Relaxed);
-        Elsewhere { begun: BEGUN.load(Relaxed), ended }
-    }
-
-    /// One has ended.
-    #[cold]
-    pub(crate) fn end() {
-        ENDED.fetch_add(1, Relaxed);
-    }
-}
-
 fn find(file: File) -> Option<Arc<dyn Remote>> {
     let table = TABLE.lock().unwrap_or_else(PoisonError::into_inner);
     let slot = table.get(file.place_elsewhere() as usize)?;
     (slot.generation == file.generation()).then(|| slot.remote.clone()).flatten()
 }
 
-/// The sessions of one thread, by the places of their files.
-#[derive(Default)]
-pub(crate) struct Sessions(Vec<Option<(u32, Rc<dyn Session>)>>);
-
-impl Sessions {
-    /// That of a file, where there is one.
-    pub(crate) fn known(&self, file: File) -> Option<Rc<dyn Session>> {
-        let (generation, session) = self.0.get(file.place_elsewhere() as usize)?.as_ref()?;
-        (*generation == file.generation()).then(|| session.clone())
-    }
-
-    pub(crate) fn keep(&mut self, file: File, session: Rc<dyn Session>) {
-        let place = file.place_elsewhere() as usize;
-        if self.0.len() <= place {
-            self.0.resize_with(place + 1, || None);
-        }
-        self.0[place] = Some((file.generation(), session));
-    }
-
-    pub(crate) fn clear(&mut self) {
-        self.0.clear();
-    }
-}
-
 impl Io {
     /// Hand an operation to what carries it out.
     #[cold]
     pub(crate) fn begin_elsewhere(&self, file: File, key: Key, op: Op) {
-        BEGUN.fetch_add(1, Relaxed);
+        Elsewhere::begin();
         let known = self.shared.sessions.borrow().known(file);
         let session = known.or_else(|| {
             let session = find(file)?.session(self);
@@ -170,7 +102,7 @@ impl Io {
     /// It has failed there.
     #[cold]
     pub(crate) fn failed_here(&self, file: File, key: Key, result: i32) {
-        BEGUN.fetch_add(1, Relaxed);
+        Elsewhere::begin();
         let session = self.shared.sessions.borrow().known(file);
         match session {
             Some(session) => session.failed_here(self, key, result),

@@ -8,12 +8,12 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use crate::again::Patience;
-use crate::elsewhere::{Elsewhere, Sessions};
+use crate::patience::Patience;
 use crate::pool::{Buffer, Pool};
-use crate::signal::Wait;
+use crate::sessions::Sessions;
+use crate::waiting::Waiting;
 use crate::wake::{TaskId, Wakes};
-use crate::{File, Key, Mem, Op, Reactor, Signal, Time};
+use crate::{Elsewhere, File, Key, Mem, Op, Reactor, Time};
 
 /// The most that one operation may move: io_uring and pread both stop near 2 GiB.
 const MOST: usize = 1 << 30;
@@ -49,10 +49,27 @@ pub(crate) struct Shared {
     pub(crate) spawned: RefCell<Vec<Spawned>>,
     pub(crate) now: Cell<Time>,
     /// Notified at the end of each turn.
-    pub(crate) turned: Signal,
+    pub(crate) turned: Waiting,
     pool: Rc<Pool>,
     pub(crate) wakes: Arc<Wakes>,
-    pub(crate) sessions: RefCell<Sessions>,
+    pub(crate) sessions: RefCell<Sessions<dyn Session>>,
+}
+
+/// What one thread has of a [`crate::Remote`].
+pub trait Session {
+    /// Begin an operation. [`Io::ended`] or an [`crate::Ender`] says its result, now or later and once, as io_uring
+    /// would give it; until then its memory may be used. Must not wait.
+    fn begin(&self, io: &Io, key: Key, op: Op);
+
+    /// Have an operation end as soon as may be: on return, or soon after without the help of this thread's
+    /// tasks.
+    fn cancel(&self, io: &Io, key: Key);
+
+    /// An operation that [`Io::begin_here`] has handed to a file of this machine has failed there, with this result: that may
+    /// be its end, or it goes on as one that was just begun.
+    fn failed_here(&self, io: &Io, key: Key, result: i32) {
+        io.ended(key, result);
+    }
 }
 
 /// A task that was started by another.
@@ -93,7 +110,7 @@ impl Io {
                 current: Cell::new(0),
                 spawned: RefCell::default(),
                 now,
-                turned: Signal::default(),
+                turned: Waiting::default(),
                 pool: Rc::default(),
                 wakes,
                 sessions: RefCell::default(),
@@ -105,12 +122,6 @@ impl Io {
     #[inline]
     pub fn now(&self) -> Time {
         self.shared.now.get()
-    }
-
-    /// Go on when the reactor has taken what was asked for so far: it begins on that while more is
-    /// prepared.
-    pub fn next_turn(&self) -> Wait<'_> {
-        self.shared.turned.wait(self)
     }
 
     /// Operations that have been asked for and have not completed.

@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::io;
 use std::sync::Arc;
 
-use crate::wake::Silent;
+use crate::alarm::Silent;
 use crate::{Alarm, Key, Op, Reactor, Time, reactor};
 
 thread_local! {

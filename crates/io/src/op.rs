@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
-use crate::wake::Silent;
+use crate::alarm::Silent;
 use crate::{Alarm, File, Mem};
 
 /// Names an operation in flight; the reactor gives it back with the result.

@@ -6,6 +6,7 @@ mod close;
 mod files;
 mod given;
 mod here;
+mod pace;
 mod watched;
 
 use std::io;

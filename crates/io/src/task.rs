@@ -240,7 +240,7 @@ impl Tasks {
         for (key, result) in self.done.drain(..) {
             self.io.complete(key, result);
         }
-        self.io.shared.turned.notify(&self.io);
+        self.io.shared.turned.happen(&self.io.shared.ready);
     }
 
     /// Run until every task has ended, and those that [`Io::spawn_expendable`] started have no operation in flight.

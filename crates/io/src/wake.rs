@@ -3,25 +3,12 @@
 use std::sync::{Arc, PoisonError};
 use std::task::{Wake, Waker};
 
-use crate::Key;
 use crate::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use crate::sync::{Mutex, broken};
+use crate::{Alarm, Key};
 
 /// A task of a thread, among those that there are.
 pub(crate) type TaskId = u32;
-
-/// Ends the sleep of a reactor.
-pub trait Alarm: Send + Sync {
-    /// Have the turn end that waits, or else the next one that would.
-    fn ring(&self);
-}
-
-/// That of a reactor whose tasks nobody else wakes.
-pub(crate) struct Silent;
-
-impl Alarm for Silent {
-    fn ring(&self) {}
-}
 
 /// The tasks of one thread that were woken, until it looks.
 pub(crate) struct Wakes {

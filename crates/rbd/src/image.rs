@@ -94,7 +94,9 @@ impl Rbd {
         settles: bool,
     ) -> Option<Arc<Request>> {
         match &*self.image() {
-            Some(image) => Some(Request::new(image, free, &self.waits.shut_out, errand, settles)),
+            Some(image) => {
+                Some(Request::new(image.opened(), free, &self.waits.shut_out, errand, settles))
+            }
             None => {
                 errand.ender.end(-libc::EBADF);
                 None

@@ -59,6 +59,7 @@ mod told;
 mod track;
 #[cfg(all(test, feature = "shuttle"))]
 mod track_models;
+mod tracking;
 mod transfer;
 mod trouble;
 mod unfinished;

@@ -17,7 +17,6 @@ use std::sync::{Arc, PoisonError};
 use ringtap_io::sync::atomic::{AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 use ringtap_io::sync::{Mutex, broken};
 
-use crate::Disk;
 use crate::map::Map;
 
 /// The trackers of a disk.
@@ -37,6 +36,11 @@ impl Trackers {
         let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         all.push(map);
         self.count.store(all.len(), SeqCst);
+    }
+
+    pub(crate) fn has(&self, map: &Arc<Map>) -> bool {
+        let all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
+        all.iter().any(|other| Arc::ptr_eq(other, map))
     }
 
     pub(crate) fn remove(&self, map: &Arc<Map>) {
@@ -99,28 +103,20 @@ impl Drop for Changing<'_> {
     }
 }
 
-/// Notes which regions of a disk change, from [`Disk::track`] until it is dropped. It belongs to the disk, not to
+/// Notes which regions of a disk change, from [`crate::Disk::track`] until it is dropped. It belongs to the disk, not to
 /// the image that the disk is at present.
 pub struct Tracker {
-    /// The disk that has it; none where that is one of its bitmaps.
-    disk: Option<Disk>,
+    /// Has the disk forget it; none where it is one of its bitmaps.
+    remove: Option<Remove>,
     map: Arc<Map>,
 }
 
+/// What follows the end of a tracker.
+type Remove = Box<dyn Fn(&Arc<Map>) + Send + Sync>;
+
 impl Drop for Tracker {
     fn drop(&mut self) {
-        self.disk.iter().for_each(|disk| disk.shared.medium.trackers.remove(&self.map));
-    }
-}
-
-impl Disk {
-    /// Note from now on which regions of so many bytes may have been changed by requests that end later; a power of
-    /// two, 512 at least ([`Tracker::GRANULARITY`] where in doubt). What those changed that have ended before is
-    /// there for who reads the disk from now on.
-    pub fn track(&self, granularity: u64) -> Tracker {
-        let map = Arc::new(Map::new(granularity));
-        self.shared.medium.trackers.add(map.clone());
-        Tracker { disk: Some(self.clone()), map }
+        self.remove.iter().for_each(|remove| remove(&self.map));
     }
 }
 
@@ -129,16 +125,19 @@ impl Tracker {
     pub const GRANULARITY: u64 = 64 << 10;
 
     pub(crate) fn of(map: Arc<Map>) -> Tracker {
-        Tracker { disk: None, map }
+        Tracker { remove: None, map }
+    }
+
+    /// One that a disk has, until it is dropped: then `remove` is called.
+    pub(crate) fn installed(
+        map: Arc<Map>,
+        remove: impl Fn(&Arc<Map>) + Send + Sync + 'static,
+    ) -> Tracker {
+        Tracker { remove: Some(Box::new(remove)), map }
     }
 
     pub(crate) fn map(&self) -> &Arc<Map> {
         &self.map
-    }
-
-    /// Whether it notes what changes of that disk.
-    pub(crate) fn is_of(&self, disk: &Disk) -> bool {
-        self.disk.as_ref().is_some_and(|own| Arc::ptr_eq(&own.shared, &disk.shared))
     }
 
     /// Bytes of a region.

@@ -114,7 +114,7 @@ impl Unfinished {
     }
 
     pub(crate) fn is_of(&self, disk: &Disk) -> bool {
-        self.tracker.is_of(disk)
+        disk.is_noted_in(&self.tracker)
     }
 }
 

@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::bitmaps::{Known, usable};
 use super::copies::{Common, OnErrorWord};
-use super::jobs::JobType;
+use super::job_words::JobType;
 use super::refusal::Refusal;
 use super::shape::{Done, arguments, words};
 use crate::ids::DiskId;

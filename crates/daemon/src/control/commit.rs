@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::command::Command;
 use super::copies::{Common, OnErrorWord, slowdown};
-use super::jobs::JobType;
+use super::job_words::JobType;
 use super::outgoing::Reply;
 use super::refusal::Refusal;
 use super::shape::{Done, arguments};

@@ -9,7 +9,8 @@ use serde_json::{Value, json};
 
 use super::bitmaps::{Known, usable};
 use super::command::Command;
-use super::jobs::{JobStatus, JobType, tell_of_phase};
+use super::job_words::{JobStatus, JobType};
+use super::jobs::tell_of_phase;
 use super::outgoing::Reply;
 use super::refusal::Refusal;
 use super::shape::{Done, arguments, words};

@@ -4,7 +4,7 @@ use ringtap_image::{Place, luks, qcow2, vhd};
 use ringtap_image_tools::held::Content;
 
 use super::command::Command;
-use super::jobs::JobType;
+use super::job_words::JobType;
 use super::nodes::{FileRef, found};
 use super::outgoing::Reply;
 use super::refs::NodeOr;

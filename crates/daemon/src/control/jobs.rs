@@ -3,31 +3,12 @@
 use ringtap_vbd::{Action, Behind, IoStatus, Job, Trouble};
 
 use super::command::Command;
+use super::job_words::{JobStatus, JobType};
 use super::outgoing::{Events, Reply, Told};
 use super::refusal::Refusal;
-use super::shape::{Done, Read as _, answer, arguments, words};
+use super::shape::{Done, answer, arguments, words};
 use crate::entry::Entry;
 use crate::running::Running;
-
-words! {
-    /// What a job does.
-    enum JobType { "commit" Commit, "stream" Stream, "mirror" Mirror, "backup" Backup, "create" Create }
-}
-
-impl JobType {
-    /// What that word of another process means.
-    pub(crate) fn of(word: &str) -> Option<JobType> {
-        JobType::read(word.into(), "type").ok()
-    }
-}
-
-words! {
-    /// How far a job is.
-    enum JobStatus {
-        "created" Created, "running" Running, "paused" Paused, "ready" Ready, "standby" Standby, "waiting" Waiting, "pending" Pending,
-        "aborting" Aborting, "concluded" Concluded, "null" Null,
-    }
-}
 
 answer! {
     /// A job, as `query-jobs` has it.

@@ -24,6 +24,7 @@ mod delete;
 mod dial;
 mod exports;
 mod inspect;
+mod job_words;
 mod jobs;
 mod keeping;
 mod moment;
@@ -58,11 +59,12 @@ mod tls;
 mod upgrade;
 mod users;
 pub mod wire;
+mod withdraw;
 mod within;
 
+pub(crate) use job_words::{JobStatus, JobType};
 pub(crate) use jobs::{
-    JobStatus, JobType, tell_of_behind, tell_of_end, tell_of_pending, tell_of_phase, tell_of_ready,
-    tell_of_trouble,
+    tell_of_behind, tell_of_end, tell_of_pending, tell_of_phase, tell_of_ready, tell_of_trouble,
 };
 pub(crate) use outgoing::{Events, Held, hold_back, let_go};
 pub(crate) use query::ExportDeleted;

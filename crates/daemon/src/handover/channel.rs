@@ -13,6 +13,9 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
+/// By what the next server finds the channel: the process that it is from, and the number of a descriptor.
+pub(crate) const CHANNEL: &str = "RINGTAP_HANDOVER";
+
 /// Descriptors of one packet: the kernel takes 253.
 const AT_ONCE: usize = 200;
 /// The longest text, and the most descriptors.

@@ -2,14 +2,14 @@
 //! silent would have all disks stand still for good.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU8, Ordering::SeqCst};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use ringtap_io::keeping_a_reactor;
 
-use super::lock;
+use super::come::lock;
+use super::waited_for::Closing;
 use crate::at_once::AT_ONCE;
 use crate::ids::DiskId;
 use crate::residence::Residence;
@@ -20,32 +20,8 @@ use crate::{Disk, Error};
 const COMES_BACK: Duration = Duration::from_secs(30);
 const LOOK: Duration = Duration::from_millis(100);
 
-const CLOSES: u8 = 0;
-const CLOSED: u8 = 1;
-const GIVEN_UP: u8 = 2;
-
 pub(super) fn failed(why: impl Into<String>) -> Error {
     Error::Upgrade(why.into())
-}
-
-/// Whether an image that is being closed is waited for: who closes it, and who waits, agree on that.
-#[derive(Clone, Default)]
-pub(crate) struct Closing(Arc<AtomicU8>);
-
-impl Closing {
-    /// It is closed; whether it was waited for until then.
-    pub(crate) fn is_waited_for(&self) -> bool {
-        self.end(CLOSED)
-    }
-
-    /// It is waited for no more; false where it has been closed.
-    fn give_up(&self) -> bool {
-        self.end(GIVEN_UP)
-    }
-
-    fn end(&self, how: u8) -> bool {
-        self.0.compare_exchange(CLOSES, how, SeqCst, SeqCst).is_ok()
-    }
 }
 
 /// A disk that is to stand still with its image closed.
@@ -60,7 +36,7 @@ impl Going {
     /// Close its image. One that nobody waits for any more is opened again before a request of the disk goes on.
     fn close(&self, closing: &Closing) -> Result<(), Error> {
         let end = self.residence.hand_over(&self.disk, closing);
-        if closing.is_waited_for() || closing.0.load(SeqCst) == CLOSED {
+        if closing.is_waited_for() || closing.is_closed() {
             return end;
         }
         let mut end = Some(end);

@@ -11,20 +11,21 @@ use ringtap_export::fuse;
 use sd_notify::NotifyState;
 
 use super::bitmaps::Passed;
-use super::channel::{Channel, Kind};
+use super::channel::{CHANNEL, Channel, Kind};
 use super::closing::failed;
+use super::come::{UNDER_WAY, asked, leave_all, lock, whole};
 use super::state::{
     DeviceState, DiskState, GroupState, ListenerState, MountState, SaveState, State, encode,
 };
 use super::still::Still;
-use super::{CHANNEL, UNDER_WAY, asked, leave_all, lock, storage, whole};
+use super::storage;
 use crate::identity::identity;
 use crate::left_out::LeftOut;
 use crate::pid_file::PidFile;
 use crate::running::{Running, is_failed};
 use crate::signals::notify;
 use crate::transports::Transport;
-use crate::{Address, Error, kept, plan};
+use crate::{Address, Error, described, plan};
 
 /// How long the next server may take to prepare, where nobody has said.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -364,19 +365,19 @@ impl Running {
         let unkept = |node: &str, why: String| failed(format!("the disk {node}: {why}"));
         for served in self.disks.values() {
             let described =
-                kept::of_disk(&served.disk).map_err(|why| unkept(served.node(), why))?;
+                described::of_disk(&served.disk).map_err(|why| unkept(served.node(), why))?;
             let (file, passes) = (served.disk.keeping.file.clone(), served.disk.keeping.passes);
             state.disks.push(DiskState { described, file, left_out: None, passes });
         }
         for LeftOut { disk, error, .. } in &self.left_out {
             let node = disk.node_name.as_deref().unwrap_or_default();
-            let described = kept::of_disk(disk).map_err(|why| unkept(node, why))?;
+            let described = described::of_disk(disk).map_err(|why| unkept(node, why))?;
             let (file, left_out) = (disk.keeping.file.clone(), Some(error.to_string()));
             let passes = disk.keeping.passes;
             state.disks.push(DiskState { described, file, left_out, passes });
         }
         for (name, group) in &self.groups {
-            let described = kept::of_group(name, group).map_err(|why| unkept(name, why))?;
+            let described = described::of_group(name, group).map_err(|why| unkept(name, why))?;
             let file = self.looked.groups.get(name).cloned();
             state.groups.push(GroupState { described, file });
         }

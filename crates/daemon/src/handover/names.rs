@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use ringtap_image::{CacheMode, Place, SecretSource};
 use serde::{Deserialize, Serialize};
 
-use super::asked;
+use super::come::asked;
+use super::nbd_comes::NbdComes;
 use crate::Address;
 use crate::facts::cache_name;
 use crate::graph::{FileNode, Lower};
@@ -56,13 +57,6 @@ pub(crate) struct NbdName {
     /// Whether it shows a disk: then its exports say where it is, too.
     #[serde(default)]
     pub(crate) is_used: bool,
-}
-
-/// That server, when it is about to go on here.
-pub(crate) struct NbdComes {
-    pub(crate) address: Address,
-    pub(crate) creds: Option<(String, NamedCredentials)>,
-    pub(crate) most: Option<u32>,
 }
 
 impl CertificatesName {

@@ -10,7 +10,7 @@ use ringtap_export::{nbd, vhost_user};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::closing::{self, Going, bring_back, failed};
-use super::lock;
+use super::come::lock;
 use super::state::{BitmapState, Client, Connections, FrontEnd, JobState, MessageState, encode};
 use crate::Error;
 use crate::at_once::at_once;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use ringtap_io::Tasks;
 use ringtap_vbd::Disk;
 
-use super::lock;
+use super::come::lock;
 use super::still::goes;
 use crate::ids::DiskId;
 use crate::running::Running;

@@ -13,11 +13,11 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::process::{Pid, getppid};
 use rustix::time::{ClockId, clock_gettime};
 
-use super::channel::{Channel, Files, Kind};
+use super::channel::{CHANNEL, Channel, Files, Kind};
+use super::come::{COME, Listening, leave_all, lock};
 use super::names::DiskNames;
 use super::state::{BitmapState, Client, Connections, JobState, State, decode};
 use super::still::in_parallel;
-use super::{CHANNEL, COME, Listening, leave_all, lock};
 use crate::folder::{Looked, ReadFile};
 use crate::left_out::LeftOut;
 use crate::running::Running;

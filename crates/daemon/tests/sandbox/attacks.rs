@@ -14,6 +14,7 @@ use io_uring::{IoUring, Parameters, opcode, squeue, types};
 use ringtap_sandbox::{DeviceAct, DeviceWish, ask};
 
 use super::modes;
+use super::told::{Custom, Tell, code};
 
 /// What is aimed at.
 pub struct Aims {
@@ -70,8 +71,6 @@ pub fn attack(aims: &Aims) {
     eprintln!("attack: the end: reached");
 }
 
-pub type Tell<'a> = &'a dyn Fn(&str, io::Result<()>);
-
 fn files(aims: &Aims, tell: Tell<'_>) {
     let writable = |path: &Path| File::options().read(true).write(true).open(path).map(drop);
     tell("open /etc/shadow", File::open("/etc/shadow").map(drop));
@@ -86,25 +85,11 @@ fn files(aims: &Aims, tell: Tell<'_>) {
     tell("read another's memory", File::open(format!("/proc/{}/mem", aims.parent)).map(drop));
 }
 
-pub trait Custom {
-    fn custom(&mut self, flags: i32) -> &mut Self;
-}
-
-impl Custom for fs::OpenOptions {
-    fn custom(&mut self, flags: i32) -> &mut Self {
-        std::os::unix::fs::OpenOptionsExt::custom_flags(self, flags)
-    }
-}
-
 fn made(path: &Path) -> io::Result<()> {
     let name = CString::new(path.as_os_str().as_bytes())?;
     // SAFETY: a path that ends.
     code(unsafe { libc::mknod(name.as_ptr(), libc::S_IFBLK | 0o600, libc::makedev(7, 0)) }.into())?;
     fs::remove_file(path)
-}
-
-pub fn code(result: i64) -> io::Result<()> {
-    if result < 0 { Err(Error::last_os_error()) } else { Ok(()) }
 }
 
 /// As a call ends that was let through and names nothing: any error but EPERM.

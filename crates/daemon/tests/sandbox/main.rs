@@ -6,6 +6,7 @@
 
 mod attacks;
 mod modes;
+mod told;
 mod ublk;
 
 use std::collections::BTreeMap;

@@ -7,7 +7,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use crate::attacks::{Custom, Tell, code};
+use crate::told::{Custom, Tell, code};
 
 /// Each leaves the file as it is, but for an attribute.
 #[allow(clippy::undocumented_unsafe_blocks)] // each gives the kernel numbers, a path that ends, and bytes

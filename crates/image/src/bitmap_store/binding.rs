@@ -15,8 +15,8 @@ use rustix::time::{ClockId, clock_gettime};
 
 use super::layout::{DataFile, Known, Meta, Next};
 use super::memory::BitMemory;
-use super::new_number;
-use crate::restart::Facts;
+use crate::file_facts::Facts;
+use crate::number::new_number;
 use crate::{Container, RestartLog, Standing, boot, record};
 
 /// What memory of a session begins with.
@@ -161,7 +161,7 @@ impl Binding {
         for (container, written, witness) in
             [(&self.container, WRITTEN, WITNESS)].into_iter().chain(data)
         {
-            let facts = Facts::of(container);
+            let facts = container.file_facts();
             set(written, facts.written.unwrap_or_default());
             Witness::reset(&words, witness, facts.modified.unwrap_or_default());
             // A restart log's words stay: it tells how the image stands when it is opened.
@@ -291,7 +291,7 @@ fn known(container: &Container) -> Known {
         // A time of modification that waits in memory would be older after a power cut.
         let _ = rustix::fs::fsync(file);
     }
-    of(Facts::of(container))
+    of(container.file_facts())
 }
 
 fn after_close(now: &Known, closed: &Known, same_boot: bool) -> Result<(), String> {

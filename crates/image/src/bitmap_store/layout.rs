@@ -9,8 +9,10 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::BitPage;
 use crate::record::Part;
+
+/// A page of bits: its number, and its words.
+pub type BitPage = (u64, Vec<u64>);
 
 const MAGIC: [u8; 8] = *b"RTAPBITS";
 /// Where the headers are.

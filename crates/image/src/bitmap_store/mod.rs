@@ -33,10 +33,11 @@ use ringtap_io::sync::broken;
 use crate::record::Part;
 use crate::{Container, Error};
 
+pub use crate::number::new_number;
 pub use binding::Binding;
 use binding::Verdict;
+pub use layout::{BitPage, KeptBitmap, PAGE_WORDS};
 use layout::{FIRST, HEADERS, Header, Meta, Next, Whole};
-pub use layout::{KeptBitmap, PAGE_WORDS};
 pub use memory::{BitMemory, FolderMemory};
 pub use sidecar::{
     Sidecar, move_sidecar, point_no_more, point_to, remove_sidecar, remove_sidecar_of,
@@ -48,20 +49,6 @@ pub const LOGGED: u64 = 64 << 20;
 const SPARE: u64 = 1024;
 /// A zeroed log is written in pieces of so many bytes.
 const PIECE: usize = 1 << 16;
-
-/// A number of memory that no other has.
-pub fn new_number() -> u64 {
-    loop {
-        match getrandom::u64() {
-            Ok(number @ 1..) => return number,
-            // The kernel has run out of nothing: it is asked again.
-            _ => std::thread::yield_now(),
-        }
-    }
-}
-
-/// A page of bits: its number, and its words.
-pub type BitPage = (u64, Vec<u64>);
 
 /// A bitmap of an image that was opened.
 #[derive(Debug)]

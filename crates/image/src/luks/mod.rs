@@ -16,6 +16,7 @@ mod json;
 mod kdf;
 mod keyslots;
 mod sectors;
+mod shown;
 #[cfg(test)]
 mod tests;
 mod unlock;
@@ -31,23 +32,5 @@ pub use header::{Header, KeyDigest, Keyslot};
 pub use image::Luks;
 pub use kdf::{Argon2Kind, Effort, Kdf};
 pub use keyslots::{HeaderPlace, KeyslotChange, KeyslotPlan, change_keyslots, plan_keyslots};
+use shown::{MAGIC, first_bytes, shown};
 pub use unlock::{parse, read_header, read_header_at, unlock_header};
-
-const MAGIC: &[u8; 6] = b"LUKS\xba\xbe";
-
-/// Text of a header for a message: nothing that a terminal would act on, and not too much of it.
-fn shown(text: &str) -> String {
-    let plain = |c: char| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c };
-    text.chars().take(64).map(plain).collect()
-}
-
-/// The bytes that should have been a magic number, for a message.
-fn first_bytes(bytes: &[u8]) -> String {
-    let first: String = bytes
-        .iter()
-        .take(MAGIC.len())
-        .flat_map(|byte| byte.escape_ascii())
-        .map(char::from)
-        .collect();
-    format!("\"{first}\"")
-}

@@ -7,9 +7,9 @@
 
 mod error;
 mod own;
+mod role;
 
 use std::ffi::OsStr;
-use std::fmt::{self, Display, Formatter};
 use std::fs;
 use std::io;
 use std::os::fd::AsFd;
@@ -20,6 +20,8 @@ use ringtap_stores::{Allows, allows_object, beside_object, is_path_of_object, is
 use rustix::fs::{CWD, Mode, OFlags};
 
 pub use error::NameError;
+pub(crate) use own::is_own_place as is_own;
+pub use role::Role;
 
 use crate::place::path_of;
 use crate::{Container, Format, OpenError, OpenOptions, Place, foreign_name, probe, record};
@@ -36,41 +38,6 @@ pub fn is_understood(name: &Path) -> bool {
     let path = bytes.strip_prefix(b"file:").unwrap_or(bytes);
     is_store(name)
         || !names_a_protocol(path) && (path.len() < bytes.len() || foreign_name(bytes).is_none())
-}
-
-/// What a file is to the image that names it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
-    /// What lies below a qcow2 image.
-    Backing,
-    /// What lies below a VHD.
-    Parent,
-    /// A part of a VMDK.
-    Extent,
-    /// Where the guest's data of a qcow2 image lies.
-    DataFile,
-}
-
-impl Role {
-    fn name(self) -> &'static str {
-        match self {
-            Role::Backing => "backing file",
-            Role::Parent => "parent",
-            Role::Extent => "extent",
-            Role::DataFile => "data file",
-        }
-    }
-
-    /// The option by which the operator allows it.
-    fn option(self) -> &'static str {
-        if self == Role::DataFile { "--data-file" } else { "--backing" }
-    }
-}
-
-impl Display for Role {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
 }
 
 /// A file that an image names, by one or several names, the best first.
@@ -380,11 +347,6 @@ pub(crate) fn is_as_recorded(
         )),
         _ => Ok(()),
     }
-}
-
-/// Whether a file is where nobody but this user and root could have put it.
-pub(crate) fn is_own(place: &Place) -> bool {
-    own::is_own(&place.at(), place.path()).is_ok()
 }
 
 /// Open what lies in a folder or below and nowhere else, whatever links there are.

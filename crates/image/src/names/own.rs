@@ -5,6 +5,8 @@ use std::fs::{self, Metadata};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
+use crate::Place;
+
 const FUSE: u64 = 0x6573_5546;
 const STICKY: u32 = 0o1000;
 const WRITTEN_BY_OTHERS: u32 = 0o022;
@@ -32,6 +34,11 @@ pub(super) fn is_own(at: &Path, path: &Path) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+/// Whether a file is where nobody but this user and root could have put it.
+pub(crate) fn is_own_place(place: &Place) -> bool {
+    is_own(&place.at(), place.path()).is_ok()
 }
 
 fn owned(facts: &Metadata, path: &Path) -> Result<(), String> {

@@ -8,14 +8,16 @@ use ringtap_io::Io;
 use ringtap_stores::is_store;
 
 use super::Header;
-use crate::open::open_on;
-use crate::{Container, Format, OpenError, OpenOptions, Place, Standing, qcow2, record, vhd};
+use super::data_file::left;
+use crate::backing::Chain;
+use crate::{Container, Format, OpenError, OpenOptions, Place, Standing, record, vhd};
 
 /// Take up what a killed server left for an image that is to lie below one that is written to.
 pub(super) async fn make_whole(
     io: &Io,
     place: &Place,
     options: &OpenOptions,
+    chain: &Chain,
 ) -> Result<(), OpenError> {
     let unsealed = record::is_unsealed(&place.at());
     let has_log = matches!(options.format, Some(Format::Qcow2 | Format::Vhd));
@@ -28,7 +30,7 @@ pub(super) async fn make_whole(
     let left = match options.format {
         Some(Format::Qcow2) => {
             let header = Header::read(io, &container).await?;
-            qcow2::left(&container, &header, &look)?
+            left(&container, &header, &look)?
         }
         Some(Format::Vhd) => vhd::left(&container)?,
         _ => None,
@@ -49,7 +51,7 @@ pub(super) async fn make_whole(
         bitmaps: vec![],
         ..options.clone()
     };
-    let image = open_on(io, place, &write).await?;
+    let image = chain.open_alone(io, place, &write).await?;
     let closed = image.close(io).await;
     drop(image);
     closed.map_err(|error| OpenError::Os {

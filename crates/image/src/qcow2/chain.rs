@@ -8,16 +8,16 @@ use std::sync::Arc;
 
 use ringtap_io::Io;
 
+use super::data_file::open_data;
 use super::extension::Encryption;
 use super::header::incompatible;
-use super::restart::{self, RESTART_RECORDS};
+use super::restart::RESTART_RECORDS;
 use super::{Crypt, Header, Parts, Qcow2, at_snapshot, below};
 use crate::backing::Chain;
 use crate::names::{self, Role};
-use crate::open::open_in_chain;
 use crate::{
-    Boxed, CacheMode, Container, Format, Image, LeftBehind, OpenError, OpenOptions, Place,
-    RestartLog, SectorCipher, luks, record,
+    Boxed, CacheMode, Container, Format, Image, OpenError, OpenOptions, Place, RestartLog,
+    SectorCipher, luks,
 };
 
 /// Smaller clusters than this are not read with O_DIRECT: a block of it may hold two.
@@ -61,10 +61,10 @@ pub(crate) fn open_chain<'a>(
             options.format = Some(format);
             options.read_only = true;
             if writes {
-                below::make_whole(io, &under, &options).await?;
+                below::make_whole(io, &under, &options, &chain).await?;
             }
             if options.format != Some(Format::Qcow2) {
-                base = Some(open_in_chain(io, &under, &options, chain).await?);
+                base = Some(chain.open(io, &under, &options).await?);
                 break;
             }
             chain = chain.with(&under)?;
@@ -186,43 +186,4 @@ async fn unlock(
     let secret = options.secret.as_ref().ok_or(luks::Error::NoSecret).map_err(failed)?;
     let header = luks::read_header_at(io, container, place.offset, place.len).await;
     luks::unlock_header(&header.map_err(failed)?, secret).map_err(failed)
-}
-
-/// What a killed server left for an image, as whoever only looks at it finds it: whether that belongs to the image
-/// and to its external data file as they are. `options` says which that may be.
-pub fn left(
-    container: &Container,
-    header: &Header,
-    options: &OpenOptions,
-) -> Result<Option<LeftBehind>, OpenError> {
-    let data = || open_data(container, header, options);
-    restart::left(container, header, header.has(incompatible::DATA_FILE).then_some(data))
-}
-
-/// An image at rest, and its external data file where it has one: for [`super::resize`].
-pub async fn open_to_resize(
-    io: &Io,
-    place: &Place,
-    options: &OpenOptions,
-) -> Result<(Container, Option<Container>), OpenError> {
-    let container = Container::open(place, options)?;
-    let header = Header::read(io, &container).await?;
-    let has_data = header.has(incompatible::DATA_FILE);
-    let data = has_data.then(|| open_data(&container, &header, options)).transpose()?;
-    Ok((container, data))
-}
-
-fn open_data(
-    image: &Container,
-    header: &Header,
-    options: &OpenOptions,
-) -> Result<Container, OpenError> {
-    let why = "its guest data lies in an external file, and it does not name that";
-    let refused = OpenError::Refused { path: image.path().to_owned(), why };
-    let name = PathBuf::from(OsStr::from_bytes(header.data_file().ok_or(refused)?));
-    let data = names::find(image, Role::DataFile, slice::from_ref(&name), options)?;
-    let options = OpenOptions { format: Some(Format::Raw), ..options.clone() };
-    let container = Container::open(&data, &options)?;
-    record::belong_together(&image.place(), &data, &options)?;
-    Ok(container)
 }

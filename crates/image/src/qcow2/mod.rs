@@ -35,6 +35,7 @@ mod compress;
 pub mod compressed;
 mod counts;
 mod create;
+mod data_file;
 mod decoder;
 mod discard;
 mod downgrade;
@@ -68,6 +69,7 @@ mod sabotage;
 mod shown;
 mod snapshot;
 mod snapshot_mend;
+mod snapshot_name;
 mod snapshot_scan;
 pub mod snapshot_table;
 mod space;
@@ -80,15 +82,14 @@ mod tool;
 mod walk;
 
 pub use amend::{Amendment, amend, may_amend, plan_keyslots};
-pub use at_snapshot::SnapshotName;
 pub use bitmap::{BitmapChange, change_bitmaps, list_bitmaps, load_bitmap};
 pub use bitmap_directory::BitmapEntry;
 pub use bitmap_set::BitmapSet;
 pub use bits::Bits;
 pub use carry::{Carried, There, carry_bitmaps};
-pub use chain::left;
 pub use check::check;
 pub use create::{CreateOptions, Preallocation, create};
+pub use data_file::{left, open_to_resize};
 pub use decoder::Decoder;
 pub use header::{Compression, Crypt, Header};
 pub use header_error::HeaderError;
@@ -99,12 +100,13 @@ pub use resize::{ResizeOptions, resize};
 #[cfg(feature = "sabotage")]
 pub use sabotage::Sabotage;
 pub use snapshot::{apply_snapshot, create_snapshot, delete_snapshot, list_snapshots};
+pub use snapshot_name::SnapshotName;
 pub use snapshot_table::Snapshot;
 pub use tool::ToolError;
 pub(crate) use tool::failed;
 
 pub(crate) use chain::open_chain;
-pub use chain::{open_to_resize, open_upon};
+pub use chain::open_upon;
 
 use allocate::Allocations;
 use compress::Packing;

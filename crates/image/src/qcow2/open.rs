@@ -16,7 +16,7 @@ use super::events::Events;
 use super::flush::{Flushing, patch};
 use super::header::{COPIED, MAX_EXTERNAL, OFFSET_MASK, autoclear, incompatible};
 use super::refcount::Refcounts;
-use super::sabotage::Sabotage;
+use super::sabotage::{Broken, Sabotage};
 use super::space::Space;
 use super::table::{Cache, Tables};
 use super::{Crypt, Header, Qcow2, Shared, State, check, restart};
@@ -56,6 +56,18 @@ pub struct Parts {
     pub sabotage: Option<Sabotage>,
     /// Nobody will look at the data: an encrypted image needs no key.
     pub tables_only: bool,
+}
+
+impl Parts {
+    #[cfg(feature = "sabotage")]
+    pub(super) fn broken(&self) -> Broken {
+        Broken { how: self.sabotage }
+    }
+
+    #[cfg(not(feature = "sabotage"))]
+    pub(super) fn broken(&self) -> Broken {
+        Broken::default()
+    }
 }
 
 impl Qcow2 {

@@ -1,7 +1,5 @@
 //! Ways of being broken, for tests that must notice. A program has none of them.
 
-use super::Parts;
-
 /// What an image does wrong on purpose, for tests that have to notice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sabotage {
@@ -41,7 +39,7 @@ pub enum Sabotage {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Broken {
     #[cfg(feature = "sabotage")]
-    how: Option<Sabotage>,
+    pub(super) how: Option<Sabotage>,
 }
 
 impl Broken {
@@ -53,17 +51,5 @@ impl Broken {
     #[cfg(not(feature = "sabotage"))]
     pub(super) fn does(self, _: Sabotage) -> bool {
         false
-    }
-}
-
-impl Parts {
-    #[cfg(feature = "sabotage")]
-    pub(super) fn broken(&self) -> Broken {
-        Broken { how: self.sabotage }
-    }
-
-    #[cfg(not(feature = "sabotage"))]
-    pub(super) fn broken(&self) -> Broken {
-        Broken::default()
     }
 }

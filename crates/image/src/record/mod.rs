@@ -5,8 +5,12 @@
 //! that only root writes. Where there are no such attributes (block devices, some file systems, other
 //! users) a file in the state folder holds both, found by the image's `identity()`.
 
+mod attribute;
+mod folder;
+mod goes_on;
 mod identity;
 mod kept;
+mod known;
 mod named;
 mod noted;
 mod successor;
@@ -21,13 +25,13 @@ use ringtap_sandbox::ask;
 
 use crate::{Format, OpenError, OpenOptions, Place, probe};
 
+use attribute::attribute;
+pub(crate) use folder::{is_ours, keep_as, put};
+pub use folder::{made_folder, remove_stably, state_folder, sync_folder_of};
 pub use identity::identity;
 use kept::Kept;
-pub(crate) use kept::keep_as;
-pub use kept::made_folder;
-pub(crate) use kept::{COMING, SIDECAR, is_ours, put, sidecar, sidecar_name};
-pub use kept::{remove_stably, state_folder, sync_folder_of};
-pub(crate) use named::Allowed;
+pub(crate) use kept::{COMING, SIDECAR, sidecar, sidecar_name};
+pub(crate) use known::Allowed;
 pub(crate) use named::format_below;
 pub(crate) use named::{allowed, belong_together, owner};
 pub use named::{also_allow, may_own, reach, set_allowed, set_format_below, set_owner};
@@ -80,26 +84,6 @@ pub fn confirm_format(place: impl Into<Place>, wanted: Format) {
 /// What tells the file or block device at a path from all others, for good; none where nothing does.
 pub(crate) fn identity_of(path: &Path) -> Option<String> {
     identity(path)
-}
-
-fn attribute(path: &Path, name: &str) -> Option<String> {
-    if ringtap_stores::is_store(path) {
-        return None;
-    }
-    let roots = name.starts_with("trusted.");
-    if let Some(asked) = roots.then(|| ask::attribute(path, name)).flatten() {
-        return String::from_utf8(asked.ok()?).ok();
-    }
-    let mut bytes = vec![0; 64];
-    loop {
-        match rustix::fs::getxattr(path, name, &mut bytes[..]) {
-            Ok(len) => return String::from_utf8(bytes.get(..len)?.to_vec()).ok(),
-            Err(rustix::io::Errno::RANGE) if bytes.len() < 1 << 16 => {
-                bytes.resize(bytes.len() * 4, 0);
-            }
-            Err(_) => return None,
-        }
-    }
 }
 
 /// Whether the file behind `at`, which is called `name`, may be written to as the format of `options`: not

@@ -6,56 +6,17 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use serde::{Deserialize, Serialize};
-
-use super::kept::{Kept, forget_coming, remove_stably, sync_folder_of};
-use super::named::{Known, also_kept, remove_attribute, set_attribute};
+use super::folder::{remove_stably, sync_folder_of};
+use super::goes_on::Successor;
+use super::kept::{Kept, forget_coming};
+use super::known::Known;
+use super::named::{also_kept, remove_attribute, set_attribute};
 use super::transaction::{Part, Transaction};
 use super::{attribute, identity};
 use crate::{OpenError, OpenOptions, Place};
 
 /// An attribute that only root sees and writes.
 const SUCCESSOR: &str = "trusted.ringtap.successor";
-
-/// The image in which another's disk goes on.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Successor {
-    file: Known,
-    /// When the former image was last written to, in seconds and nanoseconds, once that is known for good.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    written: Option<(i64, i64)>,
-    /// When it had been written to last as this was written down: one that is older was put back.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    at_least: Option<(i64, i64)>,
-    /// Of images that lead to one another the one with the highest was written last.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    turn: u64,
-    /// It holds once all parts of the transaction are written down.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    part: Option<Part>,
-    /// Where its file was made for that: when that had been written to last. Older records say `made` instead, of a file
-    /// that may have been written to since: nothing of them is removed.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    made_at: Option<(i64, i64)>,
-    /// Which file it was written down of, for a copy of that has the attributes as well. Older records do not say.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    of: Option<String>,
-}
-
-impl Successor {
-    /// Whether it was written down of the file at `image`, and not of one that this is a copy of.
-    fn is_of(&self, image: &Path) -> bool {
-        self.of.is_none() || self.of == identity(image)
-    }
-
-    fn holds(&self) -> bool {
-        self.part.as_ref().is_none_or(Part::holds)
-    }
-}
-
-fn is_zero(number: &u64) -> bool {
-    *number == 0
-}
 
 /// The most images after one another that are looked at for who was written last.
 const MOST: usize = 200;

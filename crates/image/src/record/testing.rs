@@ -5,11 +5,11 @@ use std::path::Path;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use super::goes_on::Successor;
 use super::identity::handle_in;
 use super::kept::Kept;
-use super::named::{Allowed, Known};
+use super::known::{Allowed, Known};
 use super::noted;
-use super::successor::Successor;
 use super::transaction::{Part, take_back};
 
 /// What kinds of records there are.

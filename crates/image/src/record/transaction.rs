@@ -16,8 +16,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
-use super::kept::{made_folder, remove_stably, sync_folder_of};
-use crate::bitmap_store::new_number;
+use super::folder::{made_folder, remove_stably, sync_folder_of};
+use crate::number::new_number;
 
 /// Digits of a transaction's name.
 const DIGITS: usize = 32;

@@ -5,9 +5,8 @@ use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use super::standing::Facts;
 use super::{BORN, COUNT, FIRST, MAGIC, MEMORY, NAME, NUMBER, TURN, files, give_back};
-use crate::{Container, reap};
+use crate::{Container, file_name};
 
 /// How the log is called that lies in the way.
 pub(super) fn name_of(file: (u64, u64), number: u64) -> String {
@@ -53,10 +52,10 @@ fn beginning_of_another(log: &fs::File, container: &Container) -> Option<[u64; F
     if word(0) != MAGIC || word(NUMBER) == 0 || !holds {
         return None;
     }
-    let own = reap::name_of(container.open_file()?);
+    let own = file_name::name_of(container.open_file()?);
     let known = own[0] != 0 && word(NAME) != 0;
     let renamed = known && (NAME..).zip(own).any(|(at, own)| word(at) != own);
-    let born = Facts::of(container).born;
+    let born = container.file_facts().born;
     let reborn = born != 0 && word(BORN) != 0 && born != word(BORN);
     (renamed || reborn).then(|| std::array::from_fn(word))
 }

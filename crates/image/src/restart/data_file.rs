@@ -10,8 +10,8 @@
 
 use ringtap_io::Witness;
 
-use super::standing::{Facts, Standing};
 use super::{GENERATION, RestartLog, files};
+use crate::Standing;
 use crate::{Container, OpenError};
 
 /// Words that it takes.
@@ -58,7 +58,7 @@ impl RestartLog {
 
     /// Why this is not the data file that the log's writer left, or not in that state.
     fn differs(&self, data: &Container) -> Option<String> {
-        let (facts, at) = (Facts::of(data), self.data_at());
+        let (facts, at) = (data.file_facts(), self.data_at());
         let (device, inode) = place_of(data)?;
         let generations = [0, 1].map(|which| self.word(at + GENERATIONS + which));
         let is_void = (self.word(at), self.word(at + 1)) == (0, 0);
@@ -88,7 +88,7 @@ impl RestartLog {
         };
         // See `watch`.
         data.settle_device();
-        let facts = Facts::of(data);
+        let facts = data.file_facts();
         Witness::reset(&self.words, at + WITNESS, facts.modified.unwrap_or_default());
         let words = [device, inode, facts.born, facts.written.unwrap_or_default()];
         (at..).zip(words).for_each(|(at, word)| self.set(at, word));

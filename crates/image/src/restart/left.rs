@@ -3,17 +3,6 @@
 use super::{Record, RestartLog, Standing};
 use crate::{Container, OpenOptions};
 
-/// What the operator wants done with a log of which it cannot be told whether it belongs to the image.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RestartChoice {
-    /// Take it up.
-    Use,
-    /// Drop it.
-    Drop,
-    /// Decide as where nobody chose, and write to the image also where no log can be kept.
-    Optional,
-}
-
 /// What a server before us left.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Left {

@@ -16,12 +16,13 @@ use std::sync::atomic::Ordering::SeqCst;
 use ringtap_io::{FileHandle, Witness};
 use rustix::fs::{FlockOperation, flock};
 
-use super::standing::{Facts, Standing};
 use super::{
     BORN, CAPACITY, CLOSED, FIRST, Identity, MAGIC, MEMORY, NAME, NUMBER, RestartChoice,
     RestartLog, WITNESS, aside, files, path,
 };
-use crate::{Container, OpenError, boot, reap, record};
+use crate::Standing;
+use crate::file_facts::Facts;
+use crate::{Container, OpenError, boot, file_name, record};
 
 /// Why a log cannot be looked into.
 const IS_HELD: &str = "the process that noted them still runs";
@@ -92,7 +93,7 @@ pub(crate) fn seek(
         if own.reborn && is_of_this && left {
             // The copy has got the number of the file that it is a copy of.
             own.standing =
-                Standing::of_copy(Witness::read(&own.words, WITNESS), &Facts::of(container));
+                Standing::of_copy(Witness::read(&own.words, WITNESS), &container.file_facts());
             if let Some(data) = own.data.clone() {
                 own.compare_data(&data);
             }
@@ -212,7 +213,8 @@ impl Moved {
         let Some(path) = paths.find(is_it) else { return Ok(None) };
         log.path = Some(path.clone());
         log.own = (boot, word(NUMBER));
-        log.standing = Standing::of_copy(Witness::read(&log.words, WITNESS), &Facts::of(container));
+        log.standing =
+            Standing::of_copy(Witness::read(&log.words, WITNESS), &container.file_facts());
         log.image = Some(container.clone());
         let former = Former { path, by_path, held: file };
         Ok(Some(Moved { log, former, is_held: false, is_sure: true, disowned: false }))
@@ -250,8 +252,8 @@ impl Moved {
             return Some(true);
         }
         let file = container.open_file()?;
-        let name: [u64; reap::WORDS] = std::array::from_fn(|at| self.log.word(NAME + at));
-        if name[0] == 0 || reap::file_system_of(file).ok()? != name[0] {
+        let name: [u64; file_name::WORDS] = std::array::from_fn(|at| self.log.word(NAME + at));
+        if name[0] == 0 || file_name::file_system_of(file).ok()? != name[0] {
             return None;
         }
         let mut handle = [0; FileHandle::WORDS];
@@ -337,7 +339,7 @@ impl Moved {
             };
         };
         if is_same {
-            own.adopt(&self.log, &Facts::of(container));
+            own.adopt(&self.log, &container.file_facts());
         }
         own.former = goes.then_some(self.former);
         Ok(())

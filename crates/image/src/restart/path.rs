@@ -15,6 +15,7 @@ use sha2::{Digest, Sha256};
 
 use super::{RestartLog, data_file, files};
 use crate::Container;
+use crate::file_facts::born_at;
 
 /// Bytes that a path may have (PATH_MAX).
 const MOST: usize = 4096;
@@ -115,7 +116,7 @@ impl RestartLog {
         let born = self.word(super::BORN);
         rustix::fs::stat(&path).is_ok_and(|facts| {
             files::place_of(&facts) == self.identity.file
-                && (born == 0 || super::standing::born_at(&path).is_none_or(|time| time == born))
+                && (born == 0 || born_at(&path).is_none_or(|time| time == born))
         })
     }
 }

@@ -5,13 +5,10 @@
 //! ([`ringtap_io::Witness`]) knows between which times the last write of the log's writer lies, or, of a
 //! block device, how much it wrote.
 
-use std::fs;
-use std::path::Path;
-
 use ringtap_io::{Testimony, Wall};
-use rustix::fs::{AtFlags, CWD, StatxFlags, fstat, fstatfs, statx};
 
-use crate::Container;
+use crate::Standing;
+use crate::file_facts::{Facts, SECOND};
 
 /// A change in flight when the server was killed puts its stamp on the image as soon as the kernel gets to
 /// it. So long after the last was begun nobody else is taken for the writer.
@@ -19,109 +16,8 @@ const SOON: Wall = 100_000_000;
 /// And so long it may yet be either.
 const LATE: Wall = 1_000_000_000;
 
-const SECOND: Wall = 1_000_000_000;
-
 /// The longest between two ticks of the kernel, whose time stamps follow them.
 const TICK: Wall = 10_000_000;
-
-/// It keeps times in steps of two seconds, and not that of the last change of a file's facts.
-const FAT: u64 = 0x4d44;
-
-/// File systems whose time stamps are of this machine's clock: ext2 to ext4, xfs, btrfs, tmpfs, f2fs, zfs,
-/// bcachefs, overlayfs, ramfs.
-const OWN_CLOCK: [u64; 9] = [
-    0xef53,
-    0x5846_5342,
-    0x9123_683e,
-    0x0102_1994,
-    0xf2f5_2010,
-    0x2fc1_2fc1,
-    0xca45_1a4e,
-    0x794c_7630,
-    0x8584_58f6,
-];
-
-/// How a log and its image stand to each other.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Standing {
-    /// The image is as the log's writer left it.
-    Same,
-    /// It is not, and this is why.
-    Other(String),
-    /// That cannot be told, and this is why.
-    Unknown(String),
-}
-
-/// What is known of an image's file.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Facts {
-    /// When it was last written to, where it keeps that.
-    pub(crate) modified: Option<Wall>,
-    /// The step in which it is kept.
-    pub(crate) step: Wall,
-    /// Whether that is of this machine's clock.
-    pub(crate) own_clock: bool,
-    /// Bytes that were written to the block device it is, as the kernel counts.
-    pub(crate) written: Option<u64>,
-    /// Whether those are the bytes that its writers wrote: none was kept in the page cache.
-    pub(crate) direct: bool,
-    /// When it came to be, if that is known.
-    pub(crate) born: Wall,
-}
-
-impl Facts {
-    pub(crate) fn of(container: &Container) -> Facts {
-        let Some(file) = container.open_file() else {
-            let modified = container.simulated_time();
-            let step = modified.map_or(0, step_of);
-            return Facts { modified, step, own_clock: true, ..Facts::default() };
-        };
-        let Ok(facts) = fstat(file) else { return Facts::default() };
-        if !container.traits().regular {
-            let (major, minor) =
-                (rustix::fs::major(facts.st_rdev), rustix::fs::minor(facts.st_rdev));
-            let written = fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/stat"));
-            let written = written.ok().and_then(|text| sectors_written(&text));
-            return Facts {
-                written: written.map(|sectors| sectors.wrapping_mul(512)),
-                direct: container.traits().request_alignment > 1,
-                ..Facts::default()
-            };
-        }
-        let kind = fstatfs(file).map_or(0, |facts| facts.f_type as u64);
-        let born = statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::BTIME).ok();
-        let born = born.filter(|facts| facts.stx_mask & StatxFlags::BTIME.bits() != 0);
-        Facts {
-            modified: Some(nanos(facts.st_mtime, facts.st_mtime_nsec)),
-            step: match kind {
-                FAT => 2 * SECOND,
-                // Whoever copies a file may give it whole seconds, but not the time of that change.
-                _ => step_of(nanos(facts.st_ctime, facts.st_ctime_nsec)),
-            },
-            own_clock: OWN_CLOCK.contains(&kind),
-            born: born.map_or(0, |facts| {
-                nanos(facts.stx_btime.tv_sec, u64::from(facts.stx_btime.tv_nsec))
-            }),
-            ..Facts::default()
-        }
-    }
-}
-
-/// When the file at a path came to be, if that is known.
-pub(super) fn born_at(path: &Path) -> Option<Wall> {
-    let facts = statx(CWD, path, AtFlags::empty(), StatxFlags::BTIME).ok()?;
-    let is_known = facts.stx_mask & StatxFlags::BTIME.bits() != 0;
-    is_known.then(|| nanos(facts.stx_btime.tv_sec, u64::from(facts.stx_btime.tv_nsec)))
-}
-
-fn nanos(seconds: i64, nanos: u64) -> Wall {
-    (seconds as u64).wrapping_mul(1_000_000_000).wrapping_add(nanos)
-}
-
-/// Of /sys/dev/block/*/stat (source: Documentation/block/stat.rst of Linux).
-fn sectors_written(text: &str) -> Option<u64> {
-    text.split_ascii_whitespace().nth(6)?.parse().ok()
-}
 
 impl Standing {
     /// By what the witness of the log's writer says, and the file. `before`: bytes that were written to the
@@ -196,15 +92,6 @@ fn by_time(said: Testimony, modified: Wall, facts: &Facts) -> Standing {
         return Standing::Unknown(format!("{why}, of which {} were in flight", said.in_flight));
     }
     not(format!("{why}, by something else"))
-}
-
-/// The step in which a file system keeps times that has kept this one: a power of ten, to a second.
-fn step_of(time: Wall) -> Wall {
-    let mut step = 1;
-    while step < SECOND && time % (step * 10) == 0 {
-        step *= 10;
-    }
-    if step == 1 { 0 } else { step }
 }
 
 fn by_count(said: Testimony, written: Option<u64>, direct: bool) -> Standing {
@@ -317,13 +204,11 @@ mod tests {
     #[test]
     fn file_systems_that_keep_whole_seconds() {
         let second = NOW - NOW % SECOND;
-        let coarse = Facts { step: step_of(second), own_clock: true, ..Facts::default() };
+        let coarse = Facts { step: SECOND, own_clock: true, ..Facts::default() };
         assert_eq!(by_time(said(0), second, &coarse), Standing::Same);
         assert!(is_other(by_time(said(0), second - 3 * SECOND, &coarse)));
         // A time of whole seconds on a file system that keeps finer ones was put there.
         assert!(is_other(by(said(0), second, true)));
-        assert_eq!(step_of(NOW), 0);
-        assert_eq!(step_of(1_000), 1_000);
     }
 
     #[test]
@@ -336,12 +221,5 @@ mod tests {
             let standing = by_count(said(1), written, direct);
             assert!(matches!(standing, Standing::Unknown(_)), "{standing:?}");
         }
-    }
-
-    #[test]
-    fn the_kernels_line() {
-        let line = "    8213     1000  2001  55  4407  3127  765432  1 0 0 0 0 0 0 0\n";
-        assert_eq!(sectors_written(line), Some(765_432));
-        assert_eq!(sectors_written("1 2"), None);
     }
 }

@@ -47,7 +47,7 @@ fn the_witness_lies_where_older_servers_have_it() {
     let folder = tempfile::tempdir().expect("a folder");
     let log = RestartLog::open(folder.path(), &image, 10).expect("a log").of(&container);
     log.start(1);
-    let modified = Facts::of(&container).modified.expect("its time");
+    let modified = container.file_facts().modified.expect("its time");
     // When the last change was begun, the lower bound of its stamp, and the upper one.
     assert_eq!([24, 26, 27].map(|at| log.word(at)), [modified; 3]);
     // They know nothing of these two.

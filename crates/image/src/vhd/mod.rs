@@ -20,6 +20,7 @@
 mod allocate;
 mod bitmap;
 mod check;
+mod common;
 mod create;
 mod dynamic;
 mod fixed;
@@ -35,12 +36,8 @@ mod room;
 mod sabotage;
 mod shared;
 
-use std::fmt::Display;
-
-use ringtap_io::Io;
-
-use crate::container::{malformed, os};
-use crate::{Container, Error, OpenError};
+use crate::container::os;
+use common::{BLOCK_ALIGN, bad, end_with_footer};
 
 pub use check::{Report, check};
 pub use create::{CreateOptions, Parent, create};
@@ -51,24 +48,3 @@ pub use resize::resize;
 pub use restart::left;
 #[cfg(feature = "sabotage")]
 pub use sabotage::{Sabotage, sabotage};
-
-/// New blocks' bytes begin at multiples of this.
-const BLOCK_ALIGN: u64 = 4096;
-
-/// Put the footer right behind the last structure, and let the file end with it. QEMU takes all but
-/// that one sector of what lies there for zeros.
-async fn end_with_footer(
-    io: &Io,
-    container: &Container,
-    footer: &Footer,
-    data_end: u64,
-) -> Result<(), Error> {
-    container.write(io, data_end, footer.bytes()).await?;
-    container.sync(io).await?;
-    container.set_len(io, data_end + footer::SECTOR).await?;
-    container.sync(io).await
-}
-
-fn bad(container: &Container, at: u64, found: impl Display, advice: &'static str) -> OpenError {
-    malformed("VHD", container, at, found, advice)
-}

@@ -8,16 +8,16 @@ mod header;
 mod image;
 mod layout;
 mod log;
-
-use std::fmt::Display;
+mod wrong;
 
 use ringtap_io::Io;
 
-use crate::container::{malformed, os};
+use crate::container::os;
 use crate::{Boxed, Container, Image, OpenError, OpenOptions, Place};
 
 pub use check::{Findings, check};
 use image::Vhdx;
+use wrong::bad;
 
 /// Open a VHDX, which must be asked for read-only.
 pub fn open<'a>(
@@ -51,8 +51,4 @@ pub async fn open_in(io: &Io, container: Container) -> Result<Box<dyn Image>, Op
 pub async fn block_size(io: &Io, place: &Place, options: &OpenOptions) -> Result<u64, OpenError> {
     let container = Container::open(place, options)?;
     Ok(layout::Layout::read(io, &container).await?.block_size)
-}
-
-fn bad(container: &Container, at: u64, found: impl Display, advice: &'static str) -> OpenError {
-    malformed("VHDX", container, at, found, advice)
 }

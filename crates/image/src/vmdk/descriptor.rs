@@ -1,6 +1,6 @@
 //! The descriptor of a VMDK: a text that names its parts.
 
-use super::SECTOR;
+use super::common::SECTOR;
 
 /// The most extents of an image.
 const MOST_PARTS: usize = 4096;

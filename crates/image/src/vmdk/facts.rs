@@ -49,7 +49,7 @@ pub async fn facts(
     options: &OpenOptions,
 ) -> Result<Option<Facts>, OpenError> {
     let container = Container::open(place, options)?;
-    let (pieces, descriptor) = super::read(io, container.clone(), Some(options)).await?;
+    let (pieces, descriptor) = super::open::read(io, container.clone(), Some(options)).await?;
     let Some(descriptor) = descriptor else { return Ok(None) };
     let is_own = |it: &Container| it.path() == container.path();
     let within = pieces.iter().filter_map(Piece::container).any(is_own);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use ringtap_io::{Io, Mem};
 
 use super::sparse::Sparse;
-use crate::online::Findable;
+use crate::findable::Findable;
 use crate::qcow2::ToolError;
 use crate::{Boxed, Container, Discard, Error, Extent, Image, Info, OnlineCheck, Status};
 

@@ -7,8 +7,9 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use ringtap_io::{Io, Mem};
 
-use super::{MOST, MOST_TABLES, SECTOR, bad, os};
+use super::common::{MOST, MOST_TABLES, SECTOR, bad};
 use crate::bytes::get;
+use crate::container::os;
 use crate::{Container, Error, Extent, OpenError, Status};
 
 const HEADER: usize = 512;

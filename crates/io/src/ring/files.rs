@@ -4,7 +4,7 @@ use std::os::fd::RawFd;
 
 use io_uring::{IoUring, types};
 
-use super::cached::Pace;
+use super::pace::Pace;
 use crate::watched::Watched;
 use crate::{File, Nature, Watch};
 

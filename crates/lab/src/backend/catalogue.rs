@@ -1,8 +1,8 @@
 //! What the files of this folder have, put together: all backends by stage, what a reader calls them and what they are compared with.
 
-use std::sync::LazyLock;
+use std::sync::{LazyLock, Mutex, PoisonError};
 
-use super::{Backend, FILES, own};
+use super::{Backend, FILES};
 use crate::sample::Stage;
 
 /// What a file of this folder has for the catalogue.
@@ -98,7 +98,23 @@ pub fn peers() -> impl Iterator<Item = &'static Peers> {
 /// The backend of that name on that stage.
 pub fn find(stage: Stage, name: &str) -> Option<&'static Entry> {
     let known = all().find(|entry| entry.stage == stage && entry.name == name);
-    known.or_else(|| own::find(stage, name))
+    known.or_else(|| added(stage, name))
+}
+
+/// What was added. A handful in the life of a program; they are kept for good, as the catalogue is.
+static ADDED: Mutex<Vec<&'static Entry>> = Mutex::new(Vec::new());
+
+/// Adds backends of the user's, in the place of those of that name that were added before.
+pub(super) fn add(name: &str, entries: impl IntoIterator<Item = Entry>) {
+    let mut known = ADDED.lock().unwrap_or_else(PoisonError::into_inner);
+    known.retain(|entry| entry.name != name);
+    known.extend(entries.into_iter().map(|entry| &*Box::leak(Box::new(entry))));
+}
+
+/// The backend of that name on that stage, if it was added.
+pub fn added(stage: Stage, name: &str) -> Option<&'static Entry> {
+    let known = ADDED.lock().unwrap_or_else(PoisonError::into_inner);
+    known.iter().copied().find(|entry| entry.stage == stage && entry.name == name)
 }
 
 /// What a reader calls a backend of that name.

@@ -5,7 +5,7 @@ mod catalogue;
 pub mod mapper;
 pub mod own;
 
-pub use catalogue::{Entry, File, Peers, all, find, known_slow, label, peers};
+pub use catalogue::{Entry, File, Peers, added, all, find, known_slow, label, peers};
 
 /// The files with backends, in any order.
 macro_rules! files {

@@ -5,13 +5,13 @@ mod arguments;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Mutex;
 
 use ringtap_guest::{Aio, Cache, Drive};
 use serde::{Deserialize, Serialize};
 
 use arguments::{may_be_read_only, qemu_words, read_only, words};
 
+use super::catalogue::add as add_to_catalogue;
 use super::ringtap::{READY, nbd_access};
 use super::{Access, Backend, Context, Entry, Reach, Served, vm};
 use crate::env::{Env, Missing};
@@ -362,14 +362,9 @@ pub fn in_guest(access: Access, only_read: bool) -> Access {
     }
 }
 
-/// What was added. A handful in the life of a program; they are kept for good, as the catalogue is.
-static ADDED: Mutex<Vec<&'static Entry>> = Mutex::new(Vec::new());
-
 /// Adds a way of the user's to the backends, on each of its stages.
 pub fn add(own: &Own) -> Result<()> {
     let way = own.way()?;
-    let mut known = ADDED.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    known.retain(|entry| entry.name != own.name);
     let name: &'static str = Box::leak(own.name.clone().into_boxed_str());
     let title = own.title.clone().unwrap_or_else(|| match &way {
         Way::Path(path) | Way::VhostUser(path) => format!("yours: {}", path.display()),
@@ -379,16 +374,9 @@ pub fn add(own: &Own) -> Result<()> {
     });
     let title: &'static str = Box::leak(title.into_boxed_str());
     let backend: &'static dyn Backend = Box::leak(Box::new(Added(own.clone(), way)));
-    for stage in own.stages() {
-        known.push(Box::leak(Box::new(Entry::usual(stage, u16::MAX, name, title, backend))));
-    }
+    let entry = |stage| Entry::usual(stage, u16::MAX, name, title, backend);
+    add_to_catalogue(name, own.stages().into_iter().map(entry));
     Ok(())
-}
-
-/// The backend of that name on that stage, if it was added.
-pub fn find(stage: Stage, name: &str) -> Option<&'static Entry> {
-    let known = ADDED.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    known.iter().copied().find(|entry| entry.stage == stage && entry.name == name)
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use super::here::{self, Disk, Here};
 use super::kind::{Prepared, Stage, Words, of_itself};
 use crate::backend::ceph::{Cluster, FOLDER};
 use crate::backend::volume::BESIDE;
-use crate::backend::{Access, Entry, Inner, Reach, kernelnbd, own, volume};
+use crate::backend::{Access, Entry, Inner, Reach, added, kernelnbd, volume};
 use crate::env::{Env, Missing};
 use crate::error::{Error, Result};
 use crate::plan::Plan;
@@ -77,7 +77,7 @@ fn missing(entry: &Entry, workload: &dyn Workload, env: &Env) -> Option<Missing>
 
 /// Files of a load lie beside the lab's own file: what is a file elsewhere would get the numbers of that file system.
 fn of_no_file_system(entry: &Entry, workload: &dyn Workload) -> Option<Missing> {
-    let is_own = own::find(entry.stage, entry.name).is_some();
+    let is_own = added(entry.stage, entry.name).is_some();
     (is_own && entry.backend.reach() == Reach::File && workload.on_file_system()).then(|| {
         Missing::new(
             "an image is no file system here: its files would lie in --dir, and that would be measured",

@@ -4,7 +4,7 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
 use std::sync::Arc;
 
-use super::{Cluster, Handle, Pool, Request, Watcher, c_text, done};
+use super::{Api, Cluster, Handle, Pool, Request, Watcher, c_text, done};
 
 /// The exclusive lock: RBD_LOCK_MODE_EXCLUSIVE.
 const EXCLUSIVE: c_int = 0;
@@ -53,6 +53,11 @@ extern "C" fn extent(offset: u64, len: usize, exists: c_int, extents: *mut c_voi
 }
 
 impl Image {
+    /// It, as librbd knows it, for as long as it is open.
+    pub(crate) fn opened(&self) -> (&'static Api, Handle) {
+        (self.pool.api, self.image)
+    }
+
     /// Open it. Else a positive errno.
     pub(crate) fn open(
         pool: Pool,

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use ringtap_io::{Errand, Op};
 
-use super::{Api, Handle, Image};
+use super::{Api, Handle};
 
 /// The most that a request without data is about at a time: librbd makes one of each object's before it begins.
 const MOST: u64 = 16 << 30;
@@ -68,9 +68,9 @@ extern "C" fn ended(completion: Handle, request: *mut c_void) {
 }
 
 impl Request {
-    /// One of those, or a new one, that is about an operation.
+    /// One of those, or a new one, that is about an operation on an open image.
     pub(crate) fn new(
-        image: &Image,
+        (api, image): (&'static Api, Handle),
         free: &Arc<Free>,
         shut_out: &Arc<AtomicBool>,
         errand: Errand,
@@ -88,8 +88,8 @@ impl Request {
                 begun: Instant::now(),
             };
             Arc::new(Request {
-                api: image.pool.api,
-                image: image.image,
+                api,
+                image,
                 state: Mutex::new(state),
                 free: Arc::downgrade(free),
                 shut_out: shut_out.clone(),

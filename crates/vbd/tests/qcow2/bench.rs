@@ -74,6 +74,17 @@ pub struct Bench {
 }
 
 impl Bench {
+    /// As [`Bench::new`], with an image on top that can hold what is compressed.
+    pub fn packing(seed: u64) -> Bench {
+        let mut bench = Bench::new(seed);
+        let mut rng = fastrand::Rng::with_seed(seed);
+        while bench.layers.last().is_none_or(|top| top.options.is_none() || top.data.is_some()) {
+            bench.add_layer(&mut rng);
+        }
+        bench.packs = true;
+        bench
+    }
+
     /// Everything that may be one way or the other is chosen by the seed.
     pub fn new(seed: u64) -> Bench {
         let mut rng = fastrand::Rng::with_seed(!seed);

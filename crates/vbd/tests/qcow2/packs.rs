@@ -4,7 +4,6 @@ use ringtap_io::{Io, Mem};
 use ringtap_sim::{Ask, Device, SECTOR};
 use ringtap_vbd::{Error, Vbd};
 
-use crate::bench::Bench;
 use crate::common::Served;
 
 /// A VBD that compresses whole clusters, where its image can.
@@ -50,18 +49,5 @@ pub fn whole_clusters(rng: &mut fastrand::Rng, asks: &mut [Ask], cluster: u64, s
             let first = range.start - range.start % cluster;
             *range = first..(first + cluster * rng.u64(1..=4)).min(sectors);
         }
-    }
-}
-
-impl Bench {
-    /// As [`Bench::new`], with an image on top that can hold what is compressed.
-    pub fn packing(seed: u64) -> Bench {
-        let mut bench = Bench::new(seed);
-        let mut rng = fastrand::Rng::with_seed(seed);
-        while bench.layers.last().is_none_or(|top| top.options.is_none() || top.data.is_some()) {
-            bench.add_layer(&mut rng);
-        }
-        bench.packs = true;
-        bench
     }
 }
