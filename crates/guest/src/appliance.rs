@@ -251,7 +251,7 @@ impl Builder {
             let stamp = (meta.size(), meta.mtime(), meta.mtime_nsec(), meta.ino(), meta.mode());
             hash.update(format!("{to:?}{from:?}{stamp:?}"));
         }
-        Ok(hash.finalize().iter().take(12).map(|byte| format!("{byte:02x}")).collect())
+        Ok(hex::encode(&hash.finalize()[..12]))
     }
 
     fn archive(

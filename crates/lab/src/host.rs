@@ -1,6 +1,6 @@
 //! Facts of the machine for the record.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -88,11 +88,14 @@ fn field<'a>(text: &'a str, name: &str) -> &'a str {
     text.lines().find_map(|line| line.strip_prefix(name)).unwrap_or("").trim()
 }
 
-/// A field of /proc/self/mounts, in which space, tab, newline and backslash are octal.
-pub fn unescaped(field: &str) -> String {
-    [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")]
-        .iter()
-        .fold(field.to_owned(), |text, (octal, plain)| text.replace(octal, plain))
+/// Where something is mounted; what lies on another comes after it.
+pub fn mount_points() -> Vec<PathBuf> {
+    let point = |line: &str| line.split(' ').nth(1).map(|at| PathBuf::from(unescaped(at)));
+    read("/proc/self/mounts").lines().filter_map(point).collect()
+}
+
+fn unescaped(word: &str) -> String {
+    String::from_utf8_lossy(&ringtap_sandbox::unescaped(word.as_bytes())).into_owned()
 }
 
 fn mount_of(dir: &Path) -> (String, String) {
@@ -176,11 +179,6 @@ mod tests {
     fn what_is_chosen_stands_in_brackets() {
         assert_eq!(chosen("none [mq-deadline] kyber"), "mq-deadline");
         assert_eq!(chosen("write back"), "write back");
-    }
-
-    #[test]
-    fn a_mount_point_with_spaces() {
-        assert_eq!(unescaped("/srv/my\\040disk\\134040"), "/srv/my disk\\040");
     }
 
     #[test]

@@ -205,8 +205,8 @@ fn what_a_guest_asks_for_reaches_the_image(lab: &Lab, one: &Guest) {
          grep '\"flush\"' /tmp/served.err",
     );
     let flushes = |line: &str| {
-        let text = line.split("\"flush\":{\"ended\":").nth(1)?;
-        text.split(|c: char| !c.is_ascii_digit()).next()?.parse::<u64>().ok()
+        let all: serde_json::Value = serde_json::from_str(line).ok()?;
+        all["stats"][0]["flush"]["ended"].as_u64()
     };
     let counts: Vec<u64> = said.lines().filter_map(flushes).collect();
     assert!(counts.len() == 2 && counts[1] > counts[0], "{said}");

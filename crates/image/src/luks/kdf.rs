@@ -274,7 +274,7 @@ mod tests {
         };
         let key = kdf.derive(0, b"password", 32).expect("a key");
         assert_eq!(
-            key.iter().map(|byte| format!("{byte:02x}")).collect::<String>(),
+            hex::encode(&key[..]),
             "9dfeb910e80bad0311fee20f9c0e2b12c17987b4cac90c2ef54d5b3021c68bfe"
         );
     }

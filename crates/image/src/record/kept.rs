@@ -106,8 +106,7 @@ impl Kept {
 
 fn file_of(folder: &Path, identity: &str) -> PathBuf {
     let hash = Sha256::digest(identity.as_bytes());
-    let name: String = hash.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
-    folder.join(format!("{name}.record"))
+    folder.join(format!("{}.record", hex::encode(&hash[..16])))
 }
 
 /// How the file is called of bitmaps that are kept of the image at `path`, whether there is one or not.

@@ -36,8 +36,7 @@ pub(super) fn path_of(container: &Container) -> Option<PathBuf> {
 /// The name of a log by its image's path.
 pub(super) fn link_of(folder: &Path, path: &Path) -> PathBuf {
     let hash = Sha256::digest(path.as_os_str().as_bytes());
-    let name: String = hash.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
-    folder.join(format!("{name}.{LINK}"))
+    folder.join(format!("{}.{LINK}", hex::encode(&hash[..16])))
 }
 
 /// The log of whatever lay where this image lies is not found by that any more.

@@ -41,7 +41,7 @@ use ringtap_guest::Drive;
 
 use crate::env::{Env, Missing};
 use crate::error::Result;
-use crate::host::unescaped;
+use crate::host::mount_points;
 use crate::process::Server;
 use crate::stop::Stop;
 use crate::workload::Workload;
@@ -285,9 +285,7 @@ impl Mount {
 
     /// Whether something is mounted there.
     pub fn there(&self) -> bool {
-        let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
-        let mut points = mounts.lines().filter_map(|line| line.split(' ').nth(1));
-        points.any(|at| Path::new(&unescaped(at)) == self.0)
+        mount_points().contains(&self.0)
     }
 }
 

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
+use ringtap_stores::percent;
 
 use super::loopdev::LoopDevice;
 use super::{Access, Backend, Context, Entry, File, Image, Maker, Mount, Peers, Reach, Served};
@@ -171,12 +171,8 @@ fn serve(context: &Context<'_>, image: Image) -> Command {
     command
 }
 
-/// What is written as `%XX` in a URI.
-const IN_URIS: &AsciiSet =
-    &NON_ALPHANUMERIC.remove(b'/').remove(b'-').remove(b'_').remove(b'.').remove(b'~');
-
 pub(crate) fn nbd_access(socket: &Path) -> Access {
-    let path = percent_encode(socket.as_os_str().as_encoded_bytes(), IN_URIS);
+    let path = percent::encoded(socket.as_os_str().as_encoded_bytes());
     Access::Nbd { uri: format!("nbd+unix:///?socket={path}"), socket: socket.to_owned() }
 }
 

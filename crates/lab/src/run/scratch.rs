@@ -13,7 +13,7 @@ use tempfile::TempDir;
 
 use crate::backend::volume;
 use crate::error::{Error, Result};
-use crate::host::unescaped;
+use crate::host::mount_points;
 use crate::stop::Stop;
 
 /// Room that is left free on the file system of the disks.
@@ -161,14 +161,7 @@ fn owner(folder: &Path) -> Option<File> {
 
 /// Unmounts what is mounted below a folder, the innermost first.
 fn unmount_below(folder: &Path) {
-    let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
-    let below: Vec<String> = mounts
-        .lines()
-        .filter_map(|line| line.split(' ').nth(1))
-        .map(unescaped)
-        .filter(|at| Path::new(at).starts_with(folder))
-        .collect();
-    for at in below.into_iter().rev() {
+    for at in mount_points().into_iter().rev().filter(|at| at.starts_with(folder)) {
         let _ = crate::process::run_short("umount", [at], &Stop::default());
     }
 }
