@@ -22,6 +22,7 @@ mod file_name;
 mod findable;
 mod foreign;
 mod format;
+mod group_commit;
 mod image;
 mod info;
 mod keep_as;

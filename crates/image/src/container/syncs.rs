@@ -8,13 +8,12 @@
 
 use std::io;
 use std::path::Path;
-use std::sync::PoisonError;
 
 use ringtap_io::sync::atomic::{AtomicI32, Ordering::SeqCst};
-use ringtap_io::sync::{Mutex, MutexGuard, broken};
-use ringtap_io::{Event, File, Io, Op};
+use ringtap_io::{File, Io, Op};
 
 use crate::Error;
+use crate::group_commit::GroupCommit;
 
 /// What a sync fails with since what was written may be lost, whatever the kernel called it: room that is made later brings
 /// nothing back, so nobody is to wait for some.
@@ -25,17 +24,7 @@ const LOST: Error = Error::Lost;
 pub(super) struct Syncs {
     /// The errno of the first one that failed; 0 where none has.
     lost: AtomicI32,
-    turns: Mutex<Turns>,
-    ended: Event,
-}
-
-/// Whoever asks while a sync is in flight waits for the next, which serves all that wait.
-#[derive(Default)]
-struct Turns {
-    begun: u64,
-    running: bool,
-    /// The last one that ended well.
-    done: u64,
+    group: GroupCommit,
 }
 
 impl Syncs {
@@ -56,12 +45,12 @@ impl Syncs {
 
     /// Make every completed write stable.
     pub(super) async fn sync(&self, io: &Io, file: File, path: &Path) -> Result<(), Error> {
-        let Some(mut turn) = self.turn().await? else { return Ok(()) };
+        let Some(mut turn) = self.group.turn_while(|| self.check()).await? else { return Ok(()) };
         let told = |result| self.heard(path, result);
         let end = io.to_the_end_told(Op::Sync { file }, told).await;
         self.check()?;
         end.map_err(Error::from_errno)?;
-        turn.well = true;
+        turn.serves(Ok(()));
         Ok(())
     }
 
@@ -79,57 +68,8 @@ impl Syncs {
         );
     }
 
-    /// Have one begin, or wait for one that another began since: then none is needed.
-    async fn turn(&self) -> Result<Option<Turn<'_>>, Error> {
-        let next = if broken("sync joined") { 0 } else { 1 };
-        let wanted = self.turns().begun + next;
-        loop {
-            let ended = {
-                let mut turns = self.turns();
-                self.check()?;
-                if turns.done >= wanted {
-                    return Ok(None);
-                }
-                if !turns.running || broken("syncs beside one another") {
-                    turns.running = true;
-                    turns.begun += 1;
-                    return Ok(Some(Turn { syncs: self, number: turns.begun, well: false }));
-                }
-                self.ended.listen()
-            };
-            ended.await;
-        }
-    }
-
     /// See [`crate::Image::abandon`].
     pub(super) fn abandon(&self) {
-        self.ended.close();
-    }
-
-    /// Nothing in it is ever half changed.
-    fn turns(&self) -> MutexGuard<'_, Turns> {
-        self.turns.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// A sync that is in flight. However it ends, others go on.
-struct Turn<'a> {
-    syncs: &'a Syncs,
-    number: u64,
-    well: bool,
-}
-
-impl Drop for Turn<'_> {
-    fn drop(&mut self) {
-        {
-            let mut turns = self.syncs.turns();
-            turns.running = false;
-            if self.well {
-                turns.done = self.number;
-            }
-        }
-        if !broken("sync ended in silence") {
-            self.syncs.ended.notify();
-        }
+        self.group.abandon();
     }
 }

@@ -177,7 +177,7 @@ impl Shared {
     fn is_crowded(&self, state: &State) -> bool {
         state.cache.is_crowded(&self.tables)
             || state.released.len() + state.retired.len() > MANY_RELEASED
-                && !state.flushing.is_running()
+                && !self.flushes.is_running()
     }
 
     async fn find_room(&self, io: &Io, offset: u64, len: u64) -> Result<Option<Go>, Error> {

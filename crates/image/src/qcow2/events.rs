@@ -9,8 +9,6 @@ use crate::Container;
 /// it has seen that it must.
 #[derive(Debug, Default)]
 pub(super) struct Events {
-    /// A flush has ended.
-    pub(super) flushed: Event,
     /// A write to a place allocated for it has ended.
     pub(super) settled: Event,
     /// A slice was brought to memory, or could not be.
@@ -25,8 +23,9 @@ pub(super) struct Events {
 
 impl Shared {
     pub(super) fn abandon(&self) {
-        let Events { flushed, settled, loaded, made, grown, header } = &self.events;
-        for event in [flushed, settled, loaded, made, grown, header, self.tables.freed()] {
+        let Events { settled, loaded, made, grown, header } = &self.events;
+        self.flushes.abandon();
+        for event in [settled, loaded, made, grown, header, self.tables.freed()] {
             event.close();
         }
         self.epochs.abandon();

@@ -10,34 +10,19 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
+use ringtap_io::Io;
 use ringtap_io::sync::{MutexGuard, broken};
-use ringtap_io::{Io, Listener};
 
 use super::moment::Moment;
 use super::refcount::{Contradiction, Refcounts, Writes};
 use super::table::{L1_BLOCK, Slices};
 use super::together::together;
 use super::{Released, Sabotage, Shared, ToolError};
+use crate::group_commit::Turn;
 use crate::{Container, Error};
 
 /// How often closing flushes before what is left is left.
 const LAST_FLUSHES: usize = 4;
-
-/// Who flushes, and who is served by it.
-#[derive(Default)]
-pub(super) struct Flushing {
-    /// Flushes begun so far; the last of them may be in flight.
-    begun: u64,
-    running: bool,
-    /// How the last one ended.
-    end: Option<Result<(), Error>>,
-}
-
-impl Flushing {
-    pub(super) fn is_running(&self) -> bool {
-        self.running
-    }
-}
 
 /// What one flush has taken on.
 #[derive(Default)]
@@ -55,57 +40,18 @@ struct Work {
 impl Shared {
     /// Make every completed write stable.
     pub(super) async fn flush(&self, io: &Io) -> Result<(), Error> {
-        let mut number = None;
-        loop {
-            // One that begins from now on will do, whoever carries it out.
-            match self.next_step(&mut number) {
-                Step::Served(end) => return end,
-                Step::Wait(flushed) => flushed.await,
-                Step::Run => break,
-            }
-        }
+        let Some(mut turn) = self.flushes.turn().await? else { return Ok(()) };
         let end = self.flush_alone(io).await;
-        self.end_flush(end);
+        turn.serves(end);
         end
     }
 
     /// As [`Shared::flush`], and no other begins before what this gives is dropped.
-    pub(super) async fn flush_and_stay(&self, io: &Io) -> (Result<(), Error>, Stay<'_>) {
-        // Of somebody else's it is not known what has changed since.
-        while let Step::Wait(flushed) = self.next_step(&mut Some(u64::MAX)) {
-            flushed.await;
-        }
-        // Dropped on the way, others go on.
-        let mut stay = Stay { shared: self, end: Err(Error::Os(libc::ECANCELED)) };
-        stay.end = self.flush_alone(io).await;
-        (stay.end, stay)
-    }
-
-    fn next_step(&self, number: &mut Option<u64>) -> Step<'_> {
-        let mut state = self.state();
-        let flushing = &mut state.flushing;
-        let next = if broken("flush joined") { 0 } else { 1 };
-        let wanted = *number.get_or_insert(flushing.begun + next);
-        if flushing.running {
-            return Step::Wait(self.events.flushed.listen());
-        }
-        if flushing.begun >= wanted {
-            return Step::Served(flushing.end.unwrap_or(Ok(())));
-        }
-        flushing.begun += 1;
-        flushing.running = true;
-        Step::Run
-    }
-
-    fn end_flush(&self, end: Result<(), Error>) {
-        {
-            let mut state = self.state();
-            state.flushing.running = false;
-            state.flushing.end = Some(end);
-        }
-        if !broken("flush ended in silence") {
-            self.events.flushed.notify();
-        }
+    pub(super) async fn flush_and_stay(&self, io: &Io) -> (Result<(), Error>, Turn<'_>) {
+        let mut turn = self.flushes.own_turn().await;
+        let end = self.flush_alone(io).await;
+        turn.serves(end);
+        (end, turn)
     }
 
     async fn flush_alone(&self, io: &Io) -> Result<(), Error> {
@@ -494,25 +440,6 @@ pub(super) async fn patch(
 ) -> Result<(), Error> {
     container.write(io, at, bytes).await?;
     container.sync(io).await
-}
-
-/// No flush begins before this is dropped.
-pub(super) struct Stay<'a> {
-    shared: &'a Shared,
-    end: Result<(), Error>,
-}
-
-impl Drop for Stay<'_> {
-    fn drop(&mut self) {
-        self.shared.end_flush(self.end);
-    }
-}
-
-/// What a task that asks for a flush does next.
-enum Step<'a> {
-    Run,
-    Wait(Listener<'a>),
-    Served(Result<(), Error>),
 }
 
 /// As [`Shared::count_up`], the end of a run, as far as that lies in a block that is in memory.

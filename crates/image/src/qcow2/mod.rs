@@ -13,6 +13,7 @@ use ringtap_io::sync::atomic::AtomicBool;
 use ringtap_io::sync::{Mutex, MutexGuard, broken};
 use ringtap_io::{File, Io, Mem};
 
+use crate::group_commit::GroupCommit;
 use crate::lower::Lower;
 use crate::whole::whole;
 use crate::{
@@ -112,7 +113,6 @@ use allocate::Allocations;
 use compress::Packing;
 use entry::Kind;
 use events::Events;
-use flush::Flushing;
 use moment::Moment;
 use refcount::Refcounts;
 use sabotage::Broken;
@@ -157,6 +157,7 @@ struct Shared {
     decoder: Decoder,
     broken: Broken,
     epochs: Arc<Epochs>,
+    flushes: GroupCommit,
     events: Events,
 }
 
@@ -177,7 +178,6 @@ struct State {
     retired: Vec<Released>,
     /// Host clusters of the image's own structures that nothing else may lie in.
     structures: HashSet<u64>,
-    flushing: Flushing,
     /// What a check of the tables looks at, as long as there is one.
     moment: Weak<Moment>,
     /// Clusters that are free and must stay as they are until then.

@@ -13,13 +13,14 @@ use super::bitmap_set::{self, BitmapSet, Loading};
 use super::decoder::Decoder;
 use super::entry::Geometry;
 use super::events::Events;
-use super::flush::{Flushing, patch};
+use super::flush::patch;
 use super::header::{COPIED, MAX_EXTERNAL, OFFSET_MASK, autoclear, incompatible};
 use super::refcount::Refcounts;
 use super::sabotage::{Broken, Sabotage};
 use super::space::Space;
 use super::table::{Cache, Tables};
 use super::{Crypt, Header, Qcow2, Shared, State, check, restart};
+use crate::group_commit::GroupCommit;
 use crate::lower::Lower;
 use crate::{
     Container, Epochs, Error, Image, Info, OpenError, RestartChoice, RestartLog, SectorCipher,
@@ -196,6 +197,7 @@ impl Qcow2 {
             decoder,
             broken,
             epochs: Arc::new(Epochs::default()),
+            flushes: GroupCommit::default(),
             events: Events::default(),
         };
         match parts.restart {
@@ -223,7 +225,6 @@ impl State {
             released: Vec::new(),
             retired: Vec::new(),
             structures: HashSet::new(),
-            flushing: Flushing::default(),
             moment: Weak::new(),
             held: Vec::new(),
         }

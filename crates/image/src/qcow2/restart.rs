@@ -235,7 +235,7 @@ impl Shared {
         let Some(log) = self.restart.get() else { return false };
         let room = log.room();
         let begun = state.allocations.reserved();
-        room < begun + more || room < log.capacity() / 8 && !state.flushing.is_running()
+        room < begun + more || room < log.capacity() / 8 && !self.flushes.is_running()
     }
 
     /// Take up what a killed server left, if that was decided, make it stable, and begin a log of our own.

@@ -20,7 +20,7 @@ impl Shared {
         LayerState {
             encrypted: self.key.is_some(),
             dirty: self.dirty.load(SeqCst),
-            flushing: state.flushing.is_running(),
+            flushing: self.flushes.is_running(),
             cache: Some(cache),
             allocating: state.allocations.reserved(),
             resting: (state.released.len() + state.retired.len()) as u64,

@@ -12,6 +12,7 @@ use super::footer::SECTOR;
 use super::layout::{Layout, Sparse};
 use super::room::Room;
 use super::shared::Shared;
+use crate::group_commit::GroupCommit;
 use crate::lower::Lower;
 use crate::qcow2::{ToolError, failed};
 use crate::state::LogState;
@@ -69,8 +70,7 @@ impl Dynamic {
                 room: Mutex::new(room),
                 restart: OnceLock::new(),
                 dirty: AtomicBool::new(false),
-                turns: Mutex::default(),
-                flushed: Event::default(),
+                flushes: GroupCommit::default(),
                 settled: Event::default(),
                 #[cfg(feature = "sabotage")]
                 sabotage: super::sabotage::of_thread(),
@@ -318,7 +318,7 @@ impl Image for Dynamic {
         let shared = &*self.shared;
         LayerState {
             dirty: shared.dirty.load(SeqCst),
-            flushing: shared.is_flushing(),
+            flushing: shared.flushes.is_running(),
             allocating: shared.room().writes_in_flight(),
             restart_log: shared.restart.get().map(LogState::of),
             below: shared.parent.image().map(|parent| Box::new(parent.state())),
@@ -331,7 +331,7 @@ impl Image for Dynamic {
     }
 
     fn abandon(&self) {
-        self.shared.flushed.close();
+        self.shared.flushes.abandon();
         self.shared.settled.close();
         self.shared.container.abandon();
         if let Some(parent) = self.shared.parent.image() {

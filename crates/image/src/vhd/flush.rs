@@ -6,13 +6,12 @@ use std::sync::atomic::Ordering::{Acquire, SeqCst};
 use std::task::Poll;
 
 use ringtap_io::Io;
-use ringtap_io::sync::{MutexGuard, broken};
+use ringtap_io::sync::broken;
 
 use super::BLOCK_ALIGN;
 use super::footer::SECTOR;
 use super::sabotage::Sabotage;
-use super::shared::{Shared, Turns};
-use crate::whole::whole;
+use super::shared::Shared;
 use crate::{Boxed, Container, Error};
 
 /// Bitmaps that are written side by side.
@@ -45,45 +44,14 @@ enum Stage {
 }
 
 impl Shared {
-    pub(super) fn is_flushing(&self) -> bool {
-        self.turns().running
-    }
-
-    fn turns(&self) -> MutexGuard<'_, Turns> {
-        whole(&self.turns)
-    }
-
     pub(super) async fn flush(&self, io: &Io) -> Result<(), Error> {
-        let next = if broken("flush joined") { 0 } else { 1 };
-        let wanted = self.turns().begun + next;
-        let turn = loop {
-            let flushed = {
-                let mut turns = self.turns();
-                if turns.done >= wanted {
-                    return Ok(());
-                }
-                if !turns.running {
-                    turns.running = true;
-                    turns.begun += 1;
-                    break turns.begun;
-                }
-                self.flushed.listen()
-            };
-            flushed.await;
-        };
+        let Some(mut turn) = self.flushes.turn().await? else { return Ok(()) };
         let batch = self.take_batch();
         let mut stage = Stage::Begun;
         let end = self.write_batch(io, &batch, &mut stage).await;
         self.end_batch(batch, stage);
-        {
-            let mut turns = self.turns();
-            turns.running = false;
-            if end.is_ok() {
-                turns.done = turn;
-            }
-        }
-        if !broken("flush ended in silence") {
-            self.flushed.notify();
+        if end.is_ok() {
+            turn.serves(end);
         }
         end
     }

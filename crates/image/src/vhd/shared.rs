@@ -11,6 +11,7 @@ use super::footer::{Footer, SECTOR};
 use super::header::{Header, UNUSED};
 use super::room::Room;
 use super::sabotage::Sabotage;
+use crate::group_commit::GroupCommit;
 use crate::lower::Lower;
 use crate::whole::whole;
 use crate::{Container, Info, RestartLog};
@@ -30,23 +31,11 @@ pub(super) struct Shared {
     /// Where changes are kept over a killed server.
     pub(super) restart: OnceLock<RestartLog>,
     pub(super) dirty: AtomicBool,
-    pub(super) turns: Mutex<Turns>,
-    /// A flush has ended.
-    pub(super) flushed: Event,
+    pub(super) flushes: GroupCommit,
     /// A write to a place allocated for it has ended, or the file was made longer.
     pub(super) settled: Event,
     #[cfg(feature = "sabotage")]
     pub(super) sabotage: Option<Sabotage>,
-}
-
-/// Flushes one after the other: whoever asks while one is in flight waits for the next, which
-/// serves all that wait.
-#[derive(Default)]
-pub(super) struct Turns {
-    pub(super) running: bool,
-    pub(super) begun: u64,
-    /// The last one that ended well.
-    pub(super) done: u64,
 }
 
 impl Shared {

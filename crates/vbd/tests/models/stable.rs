@@ -125,25 +125,25 @@ fn durable_on_a_vhd_that_is_flushed() {
 fn a_flush_serves_all_that_were_acknowledged_before_it_began() {
     try_orders("group flush of qcow2", 1600, flushes_of_qcow2);
     try_orders("group flush of qcow2 with subclusters", 800, flushes_of_subclusters);
-    must_notice("flush joined", 4000, flushes_of_qcow2);
+    must_notice("turn joined", 4000, flushes_of_qcow2);
     must_notice("dirty forgotten", 4000, flushes_of_qcow2);
-    must_notice("flush ended in silence", 1000, flushes_of_qcow2);
+    must_notice("turn ended in silence", 1000, flushes_of_qcow2);
 }
 
 #[test]
 fn a_flush_of_a_vhd_serves_all_that_were_acknowledged_before_it_began() {
     try_orders("group flush of VHD", 1600, flushes_of_a_vhd);
-    must_notice("flush joined", 4000, flushes_of_a_vhd);
-    must_notice("flush ended in silence", 1000, flushes_of_a_vhd);
+    must_notice("turn joined", 4000, flushes_of_a_vhd);
+    must_notice("turn ended in silence", 1000, flushes_of_a_vhd);
 }
 
 #[test]
 fn a_sync_serves_all_that_were_acknowledged_before_it_began() {
     try_orders("group sync of a file", 1600, syncs_of_a_file);
-    must_notice("sync joined", 4000, syncs_of_a_file);
-    must_notice("sync ended in silence", 4000, syncs_of_a_file);
+    must_notice("turn joined", 4000, syncs_of_a_file);
+    must_notice("turn ended in silence", 4000, syncs_of_a_file);
     try_orders("syncs that fail", 4000, syncs_that_fail);
-    must_notice("syncs beside one another", 20_000, syncs_that_fail);
+    must_notice("turns beside one another", 20_000, syncs_that_fail);
 }
 
 #[test]
