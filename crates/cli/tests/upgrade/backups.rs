@@ -9,6 +9,9 @@ use crate::jobs::{is_at_work, is_paused, jobs, qmp, until};
 use crate::mirrors::{EXPORT, FILE, ask, serve, target_image, there, went_on};
 use crate::said::members;
 
+/// A machine that is busy with other tests is no reason to give a moment up.
+const PATIENT: &str = r#""__ringtap_guest-timeout":60000"#;
+
 /// Programs that cannot take over, at once or once the disks stand still: the job goes on here.
 fn upgrades_that_fail(bench: &mut Bench) {
     for text in ["exit 1".to_owned(), format!("{READY}; sleep 0.3; exit 4")] {
@@ -29,7 +32,7 @@ fn backups_go_on_with_their_moment() {
         // Nobody writes now: this is what the disk is at the moment.
         fs::copy(bench.path("a.raw"), bench.path("moment.raw")).expect("a copy");
         let begin = r#""device":"vm","target":"there","job-id":"j","sync":"full","speed":1048576,"__ringtap_target-is-zero":true,"auto-dismiss":false"#;
-        ask(&bench, "blockdev-backup", begin);
+        ask(&bench, "blockdev-backup", &format!("{begin},{PATIENT}"));
         until(&bench, is_at_work);
         // So slow that it does not change every region of the disk before the first upgrade: the backup would be done.
         bench.ends_with("disk limit vm --iops 120 --control unix:c.sock", 0);
@@ -77,7 +80,7 @@ fn backups_by_a_bitmap_go_on_and_so_does_the_bitmap() {
         };
         let begin = |bench: &Bench, sync: &str| {
             let rest = r#""device":"vm","target":"there","job-id":"j","auto-dismiss":false"#;
-            ask(bench, "blockdev-backup", &format!("{rest},{sync}"));
+            ask(bench, "blockdev-backup", &format!("{rest},{sync},{PATIENT}"));
         };
         let add = format!(r#""node":"vm","name":"b","persistent":{persistent}"#);
         ask(&bench, "block-dirty-bitmap-add", &add);
@@ -142,9 +145,8 @@ fn a_moment_that_is_read_goes_on() {
     // Nobody writes now: this is what the disk is at the moment.
     fs::copy(bench.path("a.raw"), bench.path("moment.raw")).expect("a copy");
     let begin = r#""device":"vm","target":"there","job-id":"j","sync":"none","auto-dismiss":false"#;
-    // A machine that is busy with other tests is no reason to give the moment up.
-    let patience = r#""__ringtap_scratch-limit":67108864,"__ringtap_guest-timeout":60000"#;
-    ask(&bench, "blockdev-backup", &format!("{begin},{patience}"));
+    let begin = format!("{begin},\"__ringtap_scratch-limit\":67108864,{PATIENT}");
+    ask(&bench, "blockdev-backup", &begin);
     until(&bench, is_at_work);
     let at = bench.path("p.sock").display().to_string();
     let at = format!(r#""addr":{{"type":"unix","data":{{"path":"{at}"}}}}"#);
