@@ -70,7 +70,7 @@ fn storage_that_is_silent_holds_up_no_other_disk() {
         "serve --sandbox off --control unix:c.sock a.raw -f raw --vhost-user vu.sock {b} -f raw --name b --nbd unix:b.sock {d} -f raw --read-only --name d --node-name d --nbd unix:d.sock"
     );
     let (_child, server) = bench.serve(&line);
-    let line = format!("upgrade unix:c.sock --binary {} --timeout 1", stalls(&bench));
+    let line = format!("upgrade unix:c.sock --binary {} --timeout 3", stalls(&bench));
     // There is something to make stable; there are only reads; and limits may be why these take long.
     for (disk, limited, of_it) in
         [(0, false, "is not stable"), (1, false, "in flight"), (1, true, "not ended")]
@@ -118,20 +118,23 @@ fn clients_of_one_address_go_on_though_the_storage_of_another_is_silent() {
         "serve --sandbox off --control unix:c.sock a.raw -f raw --name a --nbd unix:n.sock {far} -f raw --read-only --name d --node-name d --nbd unix:n.sock"
     );
     let (_child, server) = bench.serve(&line);
-    let line = format!("upgrade unix:c.sock --binary {} --timeout 1", stalls(&bench));
+    let line = format!("upgrade unix:c.sock --binary {} --timeout 3", stalls(&bench));
     // So that its requests are not looked at before.
     bench.ends_with("disk limit d --iops 1000000 --control unix:c.sock", 0);
     let reads = bench.nbd_reads("n.sock", "d", 3);
     std::thread::sleep(Duration::from_secs(1));
     source.signal(Signal::STOP);
-    let near = bench.nbd_load("n.sock", "a", 3);
+    let near = bench.nbd_load("n.sock", "a", 6);
     std::thread::sleep(Duration::from_millis(500));
     let why = bench.ends_with(&line, 1);
     assert!(why.contains("not ended"), "{why}");
-    for client in [near, bench.nbd_load("n.sock", "a", 1)] {
+    let goes_on = |client| {
         let output = end_of(client, &bench);
         assert!(output.status.success(), "{}\n{}", said(&output), bench.log());
-    }
+    };
+    // One after the other: each would find the other's writes.
+    goes_on(near);
+    goes_on(bench.nbd_load("n.sock", "a", 1));
     source.signal(Signal::CONT);
     let output = end_of(reads, &bench);
     assert!(output.status.success(), "{}\n{}", said(&output), bench.log());
@@ -169,7 +172,7 @@ fn an_image_that_cannot_be_closed_holds_up_no_other_disk() {
     let (near, reads) = (bench.load("vu.sock", 16), bench.nbd_reads("d.sock", "d", 3));
     std::thread::sleep(Duration::from_secs(1));
     fs::write(&armed, "").expect("a file");
-    let line = format!("upgrade unix:c.sock --binary {} --timeout 1", stalls(&bench));
+    let line = format!("upgrade unix:c.sock --binary {} --timeout 3", stalls(&bench));
     let upgrade = bench.command(&line).stderr(Stdio::piped()).spawn().expect("it begins");
     let output = end_of(upgrade, &bench);
     let why = said(&output);

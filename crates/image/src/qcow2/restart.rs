@@ -39,6 +39,9 @@ const FILE: u64 = 0x3fff << 33;
 /// and the generation.
 const GENERATION: u64 = 0x1ff_ffff << 8;
 
+/// A copy from before more flushes of tables than these is one of another image.
+const FORMER: u64 = 1 << 20;
+
 /// What an image says in its autoclear bits that has a log on that boot, in that file and generation.
 fn stamp((boot, file): (u128, u64), generation: u64) -> u64 {
     let fold = |number: u64| {
@@ -76,7 +79,7 @@ fn compare(
     let of_boot = is_of_boot(said, own);
     let noted = log.as_ref().map(|log| log.noted_own());
     let of_file = of_boot && [own, noted].into_iter().flatten().any(|own| names(said, own));
-    let is_kept = || is_any(container, |log| names(said, log.noted_own()));
+    let is_kept = || is_any(container, |log| is_of_former(said, log));
     let end = Said::of(of_boot, of_file, log.as_deref(), is_kept);
     if let Some(log) = log
         && let Some(why) = disowned(said, log)
@@ -95,6 +98,14 @@ fn is_of_boot(said: u64, own: Option<(u128, u64)>) -> bool {
 /// Whether it has that of this boot and file.
 fn names(said: u64, own: (u128, u64)) -> bool {
     (said ^ stamp(own, 0)) & (BOOT | FILE) == 0
+}
+
+/// Whether what an image says may have been said of this log before, in the state that it has now or a former one.
+fn is_of_former(said: u64, log: &RestartLog) -> bool {
+    let [_, next] = log.generations();
+    let flushes = next.wrapping_sub((said & GENERATION) >> 8) & (GENERATION >> 8);
+    // The file's number is told by a few bits only.
+    names(said, log.noted_own()) && flushes < FORMER
 }
 
 /// The log of an image that lies in another file than when it was noted; `log` is what there is under the name of its own.
