@@ -263,6 +263,16 @@ pub fn layers(
     share: bool,
     names: &Names,
 ) -> Result<Vec<Layer>, Error> {
+    layers_to((path, format), share, names, |_| true)
+}
+
+/// The same, down to the last that `goes`.
+fn layers_to(
+    (path, format): (&Path, Option<Format>),
+    share: bool,
+    names: &Names,
+    goes: impl Fn(&Path) -> bool,
+) -> Result<Vec<Layer>, Error> {
     let mut seen = HashSet::new();
     let mut layers: Vec<Layer> = vec![];
     let mut next = Some((path.to_owned(), Place::from(path), format));
@@ -290,7 +300,8 @@ pub fn layers(
                     })?),
                     None => None,
                 };
-                backing.found.clone().map(|found| (backing.path.clone(), found, format))
+                let found = backing.found.clone().filter(|_| goes(&backing.path));
+                found.map(|found| (backing.path.clone(), found, format))
             }
             None => None,
         };
@@ -301,10 +312,19 @@ pub fn layers(
     Ok(layers)
 }
 
-/// Say where an image is read whose disk goes on in what lies below it.
+/// Say where an image is read whose disk goes on in what lies below it. Only files are looked at: of what lies on a server no such
+/// thing is recorded.
 pub(crate) fn warn_of_mixture(path: &Path, format: Option<Format>, names: &Names) {
-    let layers = layers(path, format, true, names).unwrap_or_default();
-    let paths: Vec<PathBuf> = layers.into_iter().map(|layer| layer.path).collect();
+    let is_file = |path: &Path| fs::metadata(path).is_ok_and(|facts| facts.is_file());
+    if is_file(path) {
+        let layers = layers_to((path, format), true, names, is_file);
+        warn_of_mixture_in(&layers.unwrap_or_default());
+    }
+}
+
+/// The same of images that were found.
+pub(crate) fn warn_of_mixture_in(layers: &[Layer]) {
+    let paths: Vec<PathBuf> = layers.iter().map(|layer| layer.path.clone()).collect();
     ringtap_image::warn_of_mixture(&paths);
 }
 

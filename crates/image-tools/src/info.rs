@@ -160,8 +160,11 @@ pub enum Lock {
 ///
 /// It cannot be opened, or its header cannot be read.
 pub fn info(path: &Path, named: Option<Format>, reading: &Reading) -> Result<Info, Error> {
-    chain::warn_of_mixture(path, named, &reading.names);
-    look(&chain::top(path, named, reading.force_share, &reading.names)?, reading)
+    let layer = chain::top(path, named, reading.force_share, &reading.names)?;
+    if layer.backing.is_some() {
+        chain::warn_of_mixture(path, named, &reading.names);
+    }
+    look(&layer, reading)
 }
 
 /// The facts of an image and of all that lie below it, from the top down.
@@ -171,7 +174,7 @@ pub fn info(path: &Path, named: Option<Format>, reading: &Reading) -> Result<Inf
 /// Those of [`info`]; one of them may not be opened as what another names; they lie in a circle.
 pub fn chain(path: &Path, named: Option<Format>, reading: &Reading) -> Result<Vec<Info>, Error> {
     let layers = chain::layers(path, named, reading.force_share, &reading.names)?;
-    chain::warn_of_mixture(path, named, &reading.names);
+    chain::warn_of_mixture_in(&layers);
     layers.iter().map(|layer| look(layer, reading)).collect()
 }
 
