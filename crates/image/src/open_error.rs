@@ -164,8 +164,8 @@ pub enum OpenError {
     },
     /// The changes that a killed server left are not to be found.
     #[error(
-        "cannot open {}: a process that had it was killed since the machine was started, and its restart log is \
-         not in {}, or is there of a file system that had another device number: what its guest had not flushed would \
+        "cannot open {}: a process that had it, or the image that it is a copy of, was killed since the machine was started, and the \
+         restart log is not in {}, or is there of a file system that had another device number: what its guest had not flushed would \
          be lost; open it as the user who served it, with the same /run or --state-dir, mounted from the same device, or give it up with --restart-log drop (ringtap check does that, too)",
         path.display(),
         folder.display()

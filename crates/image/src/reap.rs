@@ -21,7 +21,7 @@ use rustix::fd::AsFd;
 use rustix::fs::{FlockOperation, Stat, flock, fstat};
 
 use crate::file_name::file_system_of;
-use crate::restart::{FIRST, LINK, MEMORY, give_back, name_in, open_ours};
+use crate::restart::{FIRST, LINK, MEMORY, give_back, name_in, note_spent, open_ours};
 
 /// How long logs of one folder and one device are not looked at again by this process.
 const SELDOM: Duration = Duration::from_secs(10);
@@ -99,7 +99,11 @@ fn is_of_no_use(
     let mut handle = [0; FileHandle::WORDS];
     handle.copy_from_slice(&name[1..]);
     let is_gone = FileHandle::from_words(handle).is_gone(image)?;
-    Ok(is_gone && !give_back(&log, path, &words))
+    let goes = is_gone && !give_back(&log, path, &words);
+    if goes {
+        note_spent(folder, &log);
+    }
+    Ok(goes)
 }
 
 #[cfg(test)]

@@ -29,6 +29,7 @@ mod moved;
 mod note;
 mod opening;
 mod path;
+mod spent;
 mod standing;
 
 use std::fs;
@@ -53,6 +54,7 @@ use moved::Former;
 pub(crate) use moved::{Moved, Sign, is_any, seek, seek_beside};
 pub(crate) use note::{Said, forget_note};
 pub(crate) use path::LINK;
+pub(crate) use spent::note as note_spent;
 
 use rustix::fs::FallocateFlags;
 

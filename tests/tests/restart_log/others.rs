@@ -222,6 +222,31 @@ fn a_running_server_s_log_is_not_taken_away() {
     }
 }
 
+/// An idle image of which all was flushed: nobody knows of its log any more once it is gone, and nothing is lost.
+#[test]
+fn a_copy_of_an_image_whose_log_went_as_it_was_empty_is_served() {
+    let (from, to) = (file_system("ext4"), file_system("xfs"));
+    for format in FORMATS {
+        let mut case = Case::new(from.folder(), format, "writeback");
+        let server = case.serve(&[]);
+        case.write(&mut Client::start(&case.socket()), 0..4, 0xa1, true);
+        case.kill(server);
+        let there = to.folder().join(format!("image-{format:?}"));
+        let log = log_of(&case.image());
+        move_away(&case, &there);
+        // Whoever opens another image there drops it, at times.
+        let other = Case::new(from.folder(), Format::Overlay, "writeback");
+        other.serve(&[]).stop();
+        assert!(!log.exists(), "{format:?}: its log stays");
+        shell(&case, &format!("ln -s {} image", plain(&there)));
+        let below = case.path("below");
+        let names = ["--backing", plain(&below)];
+        let more = if format == Format::Overlay { &names[..] } else { &[] };
+        let (found, said) = case.read(case.serve(more));
+        assert!(found == case.disk, "{format:?}: {said}");
+    }
+}
+
 /// With all flushed nothing is lost, and nothing is said.
 #[test]
 fn an_image_of_which_all_was_flushed_is_moved_without_a_word() {

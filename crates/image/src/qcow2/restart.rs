@@ -79,7 +79,7 @@ fn compare(
     let of_boot = is_of_boot(said, own);
     let noted = log.as_ref().map(|log| log.noted_own());
     let of_file = of_boot && [own, noted].into_iter().flatten().any(|own| names(said, own));
-    let is_kept = || is_any(container, |log| is_of_former(said, log));
+    let is_kept = || is_any(container, |number, last| is_of_former(said, own, number, last));
     let end = Said::of(of_boot, of_file, log.as_deref(), is_kept);
     if let Some(log) = log
         && let Some(why) = disowned(said, log)
@@ -101,11 +101,10 @@ fn names(said: u64, own: (u128, u64)) -> bool {
 }
 
 /// Whether what an image says may have been said of this log before, in the state that it has now or a former one.
-fn is_of_former(said: u64, log: &RestartLog) -> bool {
-    let [_, next] = log.generations();
-    let flushes = next.wrapping_sub((said & GENERATION) >> 8) & (GENERATION >> 8);
+fn is_of_former(said: u64, own: Option<(u128, u64)>, number: u64, last: u64) -> bool {
+    let flushes = last.wrapping_sub((said & GENERATION) >> 8) & (GENERATION >> 8);
     // The file's number is told by a few bits only.
-    names(said, log.noted_own()) && flushes < FORMER
+    own.is_some_and(|(boot, _)| names(said, (boot, number))) && flushes < FORMER
 }
 
 /// The log of an image that lies in another file than when it was noted; `log` is what there is under the name of its own.
@@ -159,7 +158,11 @@ pub(super) fn decide(
     let said = compare(container, header, log.as_mut(), own);
     match moved(container, header, log.as_mut(), own) {
         Some(moved) => moved.settle(container, log, choice, data)?,
-        None => said.heed(container, choice)?,
+        // Another process may have taken it up meanwhile.
+        None if said != Said::default() => {
+            compare(container, header, log.as_mut(), own).heed(container, choice)?;
+        }
+        None => {}
     }
     let Some(log) = log else { return Ok(()) };
     if let (Some(RestartChoice::Use), Standing::Other(why)) = (choice, log.standing())
@@ -185,7 +188,7 @@ pub(super) fn left(
     let said = compare(container, header, log.as_mut(), whose);
     if let Some(moved) = moved(container, header, log.as_mut(), whose) {
         log = moved.for_telling(container).or(log);
-    } else if said.missing {
+    } else if said.missing && !said.elsewhere {
         return Ok(Some(LeftBehind::missing()));
     }
     let log = log.map(|log| match data.filter(|_| log.holds_changes()).map(|open| open()) {

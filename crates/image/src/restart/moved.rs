@@ -18,7 +18,7 @@ use rustix::fs::{FlockOperation, flock};
 
 use super::{
     BORN, CAPACITY, CLOSED, FIRST, Identity, MAGIC, MEMORY, NAME, NUMBER, RestartChoice,
-    RestartLog, WITNESS, aside, files, path,
+    RestartLog, WITNESS, aside, files, path, spent,
 };
 use crate::Standing;
 use crate::file_facts::Facts;
@@ -60,13 +60,24 @@ pub(crate) struct Former {
 }
 
 impl Former {
+    fn has_name(&self, path: &Path) -> bool {
+        let own = self.held.metadata().map(|facts| facts.ino());
+        fs::symlink_metadata(path).is_ok_and(|facts| own.is_ok_and(|own| own == facts.ino()))
+    }
+
+    /// It is not found by its image's path any more.
+    fn forget_path(&self) {
+        if let Some(path) = self.by_path.as_ref().filter(|path| self.has_name(path)) {
+            let _ = fs::remove_file(path);
+        }
+    }
+
     /// What it held is taken up, or dropped: it goes.
     pub(super) fn settle(&self) {
-        let same = |path: &Path| {
-            let own = self.held.metadata().map(|facts| facts.ino());
-            fs::symlink_metadata(path).is_ok_and(|facts| own.is_ok_and(|own| own == facts.ino()))
-        };
-        for path in self.by_path.iter().chain([&self.path]).filter(|path| same(path)) {
+        if let Some(folder) = self.path.parent() {
+            spent::note(folder, &self.held);
+        }
+        for path in self.by_path.iter().chain([&self.path]).filter(|path| self.has_name(path)) {
             let _ = fs::remove_file(path);
         }
         let _ = fs::remove_file(self.path.with_extension(MEMORY));
@@ -145,21 +156,24 @@ fn logs_in(folder: &Path) -> impl Iterator<Item = PathBuf> {
 }
 
 /// Whether there is a log that `is_named` knows, with changes or without; those of a simulation nobody can look through.
-pub(crate) fn is_any(container: &Container, is_named: impl Fn(&RestartLog) -> bool) -> bool {
+/// By their number and last generation.
+pub(crate) fn is_any(container: &Container, is_named: impl Fn(u64, u64) -> bool) -> bool {
     if container.open_file().is_none() {
         return true;
     }
     let folder = RestartLog::usual_folder();
     let Ok(boot) = boot::identity(&folder) else { return false };
     let whose = [(boot >> 64) as u64, boot as u64];
-    logs_in(&folder).any(|path| {
+    let is_there = logs_in(&folder).any(|path| {
         let file = super::open_ours(&folder, &path, false);
         let log = file.and_then(|file| RestartLog::beginning_of(&file, boot));
         log.is_ok_and(|log| {
             let is_one = [MAGIC, CLOSED].contains(&log.word(0));
-            is_one && [1, 2].map(|at| log.word(at)) == whose && is_named(&log)
+            let [_, last] = log.generations();
+            is_one && [1, 2].map(|at| log.word(at)) == whose && is_named(log.noted_own().1, last)
         })
-    })
+    });
+    is_there || spent::any(&folder, boot, is_named)
 }
 
 /// The same of an image that has no place to say which log is its own: by the note beside it, else by where it lies.
@@ -290,6 +304,9 @@ impl Moved {
         data: Option<&Container>,
     ) -> Result<(), OpenError> {
         if !self.log.holds_changes() && !self.log.has_memory() {
+            if let Some(own) = own.as_mut().filter(|_| self.may_go(container)) {
+                own.former = Some(self.former);
+            }
             return Ok(());
         }
         let there = self.image_is_there(container);
@@ -318,6 +335,10 @@ impl Moved {
         };
         let is_same = standing == Standing::Same;
         let goes = is_same && self.may_go(container);
+        if is_same && self.is_held && !self.is_sure {
+            // It stays, and is not asked about where another image comes to its path.
+            self.former.forget_path();
+        }
         if let Standing::Other(why) = &standing {
             let (at, of) = (container.path().display(), self.of());
             tracing::warn!("{at}: not used, of what a killed process left for {of}, {told}: {why}");

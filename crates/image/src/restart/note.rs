@@ -15,6 +15,8 @@ use crate::{Container, OpenError, record};
 pub(crate) struct Said {
     /// It has one, and that is not there.
     pub(crate) missing: bool,
+    /// And would be that of another file, from which this one was moved or copied.
+    pub(crate) elsewhere: bool,
     /// It is a copy of an image that was being served.
     pub(crate) copy: bool,
 }
@@ -34,7 +36,7 @@ impl Said {
         }
         // A copy's image has a log, or had one.
         let missing = if of_file { !closed } else { !is_kept() };
-        Said { missing, copy: !missing }
+        Said { missing, elsewhere: !of_file, copy: !missing }
     }
 
     /// By the note beside the image; `log` is what was found.
@@ -44,7 +46,7 @@ impl Said {
         let (Some(note), Some((boot, file))) = (said, own()) else { return Said::default() };
         let (of_boot, noted) = (note.boot == boot, log.map(|log| log.noted_own().1));
         let is_own = |number| number == file || Some(number) == noted;
-        let is_named = |log: &RestartLog| note.file.is_none_or(|file| log.noted_own().1 == file);
+        let is_named = |number, _| note.file.is_none_or(|file| number == file);
         let is_kept = || is_any(container, is_named);
         Said::of(of_boot, of_boot && note.file.is_none_or(is_own), log, is_kept)
     }
@@ -55,14 +57,16 @@ impl Said {
         container: &Container,
         choice: Option<RestartChoice>,
     ) -> Result<(), OpenError> {
-        if self.missing && choice != Some(RestartChoice::Drop) {
+        // Whoever only reads a copy loses nothing of it.
+        let is_read = self.elsewhere && container.traits().read_only;
+        if self.missing && !is_read && choice != Some(RestartChoice::Drop) {
             let folder = RestartLog::usual_folder();
             return Err(OpenError::RestartLogMissing { path: container.path().to_owned(), folder });
         }
         if self.missing && !container.traits().read_only {
             forget_note(container);
         }
-        if self.copy {
+        if self.copy || self.missing && is_read {
             tracing::warn!(
                 "{}: it is a copy of an image that was being served: what its server had not written to it yet \
                  is not here",
@@ -109,6 +113,9 @@ impl RestartLog {
         super::path::forget(&folder, container);
         let path = folder.join(name_of(&image));
         if super::aside::make_way(&folder, &path, container) {
+            if let Ok(log) = super::open_ours(&folder, &path, false) {
+                super::spent::note(&folder, &log);
+            }
             let _ = fs::remove_file(path.with_extension(MEMORY));
             let _ = fs::remove_file(path);
         }

@@ -28,8 +28,11 @@ pub fn left(container: &Container) -> Result<Option<LeftBehind>, OpenError> {
     let mut log = RestartLog::to_read(container, RESTART_RECORDS)?;
     if let Some(moved) = seek_beside(container, log.as_mut(), RESTART_RECORDS) {
         log = moved.for_telling(container).or(log);
-    } else if Said::beside(container, log.as_ref()).missing {
-        return Ok(Some(LeftBehind::missing()));
+    } else {
+        let said = Said::beside(container, log.as_ref());
+        if said.missing && !said.elsewhere {
+            return Ok(Some(LeftBehind::missing()));
+        }
     }
     Ok(log.and_then(|log| log.left_behind()))
 }
