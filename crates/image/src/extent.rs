@@ -26,12 +26,12 @@ pub enum Extent<'a> {
         /// Whether a write is taken and forgotten; else room for it must be allocated.
         writable: bool,
     },
-    /// In a file, compressed: see [`Image::decompress`]. A write needs room allocated.
+    /// In a file, compressed: see [`crate::Image::decompress`]. A write needs room allocated.
     Compressed {
         /// Bytes, once decompressed.
         len: u64,
     },
-    /// Not known before [`Image::load`].
+    /// Not known before [`crate::Image::load`].
     NotLoaded,
 }
 
@@ -62,7 +62,7 @@ pub trait SectorCipher: Send + Sync {
     fn decrypt(&self, offset: u64, bytes: &mut [u8]);
 }
 
-/// Room for a write, made by [`Image::allocate`] and invisible before [`Image::commit`].
+/// Room for a write, made by [`crate::Image::allocate`] and invisible before [`crate::Image::commit`].
 ///
 /// The old content of `head` bytes before the write and of `tail` bytes after it must be written
 /// along with the guest's bytes, one after the other from `offset` in the file.
