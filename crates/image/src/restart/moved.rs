@@ -38,7 +38,7 @@ pub(crate) enum Sign<'a> {
     Path,
 }
 
-/// A log with changes whose image lies in another file by now.
+/// A log whose image lies in another file by now.
 pub(crate) struct Moved {
     /// A copy of it, and how it stands to the image.
     log: RestartLog,
@@ -72,10 +72,10 @@ impl Former {
         }
     }
 
-    /// What it held is taken up, or dropped: it goes.
+    /// What it held, if anything, is taken up: it goes.
     pub(super) fn settle(&self) {
         if let Some(folder) = self.path.parent() {
-            spent::note(folder, &self.held);
+            spent::note_taken_up(folder, &self.held);
         }
         for path in self.by_path.iter().chain([&self.path]).filter(|path| self.has_name(path)) {
             let _ = fs::remove_file(path);
@@ -155,8 +155,8 @@ fn logs_in(folder: &Path) -> impl Iterator<Item = PathBuf> {
     paths.filter(|path| path.extension().is_some_and(|end| end == "restart"))
 }
 
-/// Whether there is a log that `is_named` knows, with changes or without; those of a simulation nobody can look through.
-/// By their number and last generation.
+/// Whether there is a log that `is_named` knows by the number of its image's file and its last generation, or was one until it was
+/// spent; those of a simulation nobody can look through.
 pub(crate) fn is_any(container: &Container, is_named: impl Fn(u64, u64) -> bool) -> bool {
     if container.open_file().is_none() {
         return true;
