@@ -58,14 +58,16 @@ fn main() -> Result<ExitCode> {
     for (suite, place) in all {
         let names = guard.lines(suite, place);
         eprintln!("{}", names.join(", "));
-        let found = guard.measure(suite, place);
-        interrupt::check()?;
+        let found = interrupt::check().and_then(|()| guard.measure(suite, place));
         match found {
             Ok(found) => {
+                for line in guard::lines(&found.0, &builds) {
+                    eprintln!("{line}");
+                }
                 points.extend(found.0);
                 missing.extend(found.1);
             }
-            // The others are measured all the same.
+            // The others are measured all the same, unless Ctrl-C was pressed: then what there is is told.
             Err(error) => missing.extend(names.into_iter().map(|line| Missing {
                 line,
                 arm: "new and old".into(),

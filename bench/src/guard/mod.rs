@@ -155,21 +155,27 @@ fn is_good_enough(line: &Line) -> bool {
     line.ratio.interval.is_some_and(|(low, _)| low >= LEAST_END)
 }
 
+impl fmt::Display for Line {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ends = |ratio: &Ratio| match ratio.interval {
+            Some((low, high)) => format!("{:.3} [{low:.3}, {high:.3}]", ratio.value),
+            None => format!("{:.3}", ratio.value),
+        };
+        let floor = self.floor.as_ref().map_or_else(String::new, ends);
+        let cpu = self.cpu.map_or_else(String::new, |cpu| format!("{cpu:.3}"));
+        let mark = if is_good_enough(self) { "" } else { "  BELOW" };
+        write!(f, "{:<34} {:>24} {floor:>24} {cpu:>7}{mark}", self.name, ends(&self.ratio))
+    }
+}
+
 impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for Missing { line, arm, reason } in &self.missing {
             writeln!(f, "not measured: {line}, {arm}: {reason}")?;
         }
-        let ends = |ratio: &Ratio| match ratio.interval {
-            Some((low, high)) => format!("{:.3} [{low:.3}, {high:.3}]", ratio.value),
-            None => format!("{:.3}", ratio.value),
-        };
         writeln!(f, "{:<34} {:>24} {:>24} {:>7}", "line", "new by old", "old by old", "CPU")?;
         for line in &self.lines {
-            let floor = line.floor.as_ref().map_or_else(String::new, ends);
-            let cpu = line.cpu.map_or_else(String::new, |cpu| format!("{cpu:.3}"));
-            let mark = if is_good_enough(line) { "" } else { "  BELOW" };
-            writeln!(f, "{:<34} {:>24} {floor:>24} {cpu:>7}{mark}", line.name, ends(&line.ratio))?;
+            writeln!(f, "{line}")?;
         }
         write!(
             f,
