@@ -191,10 +191,12 @@ fn look_at(
         layer.backing = header.backing_file.as_deref().map(|name| backing(path, name, &header));
         layer.header = Some(header);
     } else if format == Format::Vhd {
-        let facts = on_a_ring(path, |io| async move { vhd::facts(&io, &container).await })??;
-        if at_rest {
-            layer.left = told(vhd::left(&own));
-        }
+        let (facts, left) = on_a_ring(path, |io| async move {
+            let facts = vhd::facts(&io, &container).await?;
+            let left = if at_rest { vhd::left(&io, &own).await } else { Ok(None) };
+            Ok::<_, OpenError>((facts, left))
+        })??;
+        layer.left = told(left);
         layer.backing = parent(path, &facts);
         layer.vhd = Some(facts);
     } else if format == Format::Luks {

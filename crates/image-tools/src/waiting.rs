@@ -36,10 +36,13 @@ fn left(
     format: Format,
     options: OpenOptions,
 ) -> Result<Option<LeftBehind>, Error> {
+    let own = container.clone();
     match format {
-        Format::Vhd => Ok(vhd::left(container)?),
+        Format::Vhd => {
+            let found = on_a_ring(container.path(), |io| async move { vhd::left(&io, &own).await });
+            Ok(found??)
+        }
         Format::Qcow2 => {
-            let own = container.clone();
             let options = OpenOptions { read_only: true, ..options };
             let found = on_a_ring(container.path(), |io| async move {
                 let header = qcow2::Header::read(&io, &own).await?;

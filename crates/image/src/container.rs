@@ -22,6 +22,7 @@ mod cached;
 mod device;
 mod facts;
 mod found;
+mod length;
 mod status;
 mod store;
 mod syncs;
@@ -104,6 +105,7 @@ impl Traits {
 #[derive(Default)]
 struct State {
     len: AtomicU64,
+    noted_length: length::NotedLength,
     /// What the file system turned out not to do.
     no_punch: AtomicBool,
     no_zero_range: AtomicBool,
@@ -371,13 +373,6 @@ impl Container {
             Err(rustix::io::Errno::NXIO) => None,
             Err(_) => Some(offset),
         }
-    }
-
-    /// Change its length; what is new reads as zeros. Blocks of a device cannot be changed so.
-    pub async fn set_len(&self, io: &Io, len: u64) -> Result<(), Error> {
-        io.to_the_end(Op::SetLen { file: self.file, len }).await.map_err(Error::from_errno)?;
-        self.state.len.store(len, SeqCst);
-        Ok(())
     }
 
     /// Make a regular file so long that it holds `len` bytes rounded to 512, where it is shorter.

@@ -135,6 +135,52 @@ fn a_copy_of_which_it_cannot_be_told_is_not_served_unless_somebody_says() {
     }
 }
 
+/// Those that have no place for a stamp in themselves, copied without the note beside them and to another path.
+const WITHOUT_STAMP: [Format; 2] = [Format::Version2, Format::Vpc];
+
+#[test]
+fn an_image_that_lost_its_note_on_the_way_is_known_by_its_length() {
+    let (from, to) = (file_system("ext4"), file_system("xfs"));
+    for format in WITHOUT_STAMP {
+        let mut case = Case::new(from.folder(), format, "writeback");
+        case.killed(true, false, &["cp", "-p"]);
+        let there = to.folder().join(format!("moved-{format:?}"));
+        shell(&case, &format!("cp -p image {0} && rm image && ln -s {0} image", plain(&there)));
+        taken_up(&case, &[], &format!("{format:?}"));
+        // What it left is nobody else's then: a copy of it as it is now is as good.
+        let again = to.folder().join(format!("again-{format:?}"));
+        shell(&case, &format!("cp {} {1} && ln -sf {1} image", plain(&there), plain(&again)));
+        let (found, said) = case.read(case.serve(&[]));
+        assert!(found == case.disk && warnings(&said).is_empty(), "{format:?}, again: {said}");
+    }
+}
+
+#[test]
+fn one_that_lost_its_note_and_its_time_is_not_served_unless_somebody_says() {
+    let (from, to) = (file_system("ext4"), file_system("xfs"));
+    for format in WITHOUT_STAMP {
+        for choice in ["use", "drop"] {
+            let mut case = Case::new(from.folder(), format, "writeback");
+            case.killed(true, false, &["cp", "-p"]);
+            let there = to.folder().join(format!("{choice}-{format:?}"));
+            let script = format!("cp image {0} && rm image && ln -s {0} image", plain(&there));
+            shell(&case, &script);
+            let before = case.by_qemu(&case.image());
+            assert!(before != case.disk);
+            let said = refused(&case, format);
+            for words in ["--restart-log use", "--restart-log drop", "is as long as"] {
+                assert!(said.contains(words), "{format:?}: {said}");
+            }
+            let (found, said) = case.read(case.serve(&["--restart-log", choice]));
+            let expected = if choice == "use" { &case.disk } else { &before };
+            assert!(found == *expected, "{format:?}, {choice}: {said}");
+            let (found, said) = case.read(case.serve(&[]));
+            assert!(found == *expected, "{format:?}, {choice}, again: {said}");
+            assert!(warnings(&said).is_empty(), "{format:?}, {choice}, again: {said}");
+        }
+    }
+}
+
 /// A backup of what a killed server left shows it, and leaves it to the image.
 #[test]
 fn a_copy_beside_its_image_takes_nothing_from_it() {

@@ -32,7 +32,7 @@ pub(super) async fn make_whole(
             let header = Header::read(io, &container).await?;
             left(&container, &header, &look)?
         }
-        Some(Format::Vhd) => vhd::left(&container)?,
+        Some(Format::Vhd) => vhd::left(io, &container).await?,
         _ => None,
     };
     drop(container);

@@ -2,9 +2,10 @@
 //! has taken its place.
 //!
 //! Its log is not under the new file's name. The image says which it is: by the stamp in its header (version 3 of qcow2), or by
-//! the note that was copied with it; else the path is the same. Then the time of its last write tells whether its bytes are those
+//! the note that was copied with it; else the path is the same, or kind and length are (`likeness`). Then the time of its last write tells whether its bytes are those
 //! that the log was noted for. A copy without that time may be older or not: so it is asked, unless the image is still there.
 
+use std::cmp::Reverse;
 use std::fs;
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -13,12 +14,12 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::SeqCst;
 
-use ringtap_io::{FileHandle, Witness};
+use ringtap_io::{FileHandle, Wall, Witness};
 use rustix::fs::{FlockOperation, flock};
 
 use super::{
     BORN, CAPACITY, CLOSED, FIRST, Identity, MAGIC, MEMORY, NAME, NUMBER, RestartChoice,
-    RestartLog, WITNESS, aside, files, path, spent,
+    RestartLog, WITNESS, aside, files, likeness, path, spent,
 };
 use crate::Standing;
 use crate::file_facts::Facts;
@@ -36,6 +37,8 @@ pub(crate) enum Sign<'a> {
     Note(&'a dyn Fn(&RestartLog) -> bool),
     /// By where the image lies.
     Path,
+    /// By that number of the format's, and how long the image is.
+    Likeness(u64),
 }
 
 /// A log whose image lies in another file by now.
@@ -48,6 +51,8 @@ pub(crate) struct Moved {
     is_held: bool,
     /// It is known by more than a note.
     is_sure: bool,
+    /// By nothing but what others have in common with its image.
+    is_like: bool,
     /// The image says that it is not of it.
     disowned: bool,
 }
@@ -99,6 +104,7 @@ pub(crate) fn seek(
         let is_of_this = match sign {
             Sign::Number(is_of) | Sign::Note(is_of) => is_of(own),
             Sign::Path => by_path().is_some_and(|path| own.noted_path() == Some(path)),
+            Sign::Likeness(number) => own.is_like(container, *number),
         };
         let left = own.left().is_some();
         if own.reborn && is_of_this && left {
@@ -116,7 +122,7 @@ pub(crate) fn seek(
             own.former = former.may_go(container).then_some(former.former);
             return None;
         }
-        let is_own = is_of_this || matches!(sign, Sign::Path);
+        let is_own = is_of_this || matches!(sign, Sign::Path | Sign::Likeness(_));
         if is_own && (left || own.is_closed()) && !own.reborn {
             return None;
         }
@@ -130,9 +136,15 @@ fn look_for(container: &Container, capacity: u64, sign: &Sign) -> Option<Moved> 
     let boot = boot::identity(&folder).ok()?;
     let look = |path: &Path| {
         let file = super::open_ours(&folder, path, false).ok()?;
-        if let Sign::Number(is_of) | Sign::Note(is_of) = sign
-            && !RestartLog::beginning_of(&file, boot).is_ok_and(|log| is_of(&log))
-        {
+        // A log is long, and there may be many.
+        let may_be = match sign {
+            Sign::Number(is_of) | Sign::Note(is_of) => {
+                RestartLog::beginning_of(&file, boot).is_ok_and(|log| is_of(&log))
+            }
+            Sign::Likeness(number) => likeness::is_of(&file, capacity, container, *number),
+            Sign::Path => true,
+        };
+        if !may_be {
             return None;
         }
         Moved::read(file, &folder, container, capacity).ok().flatten()
@@ -146,8 +158,21 @@ fn look_for(container: &Container, capacity: u64, sign: &Sign) -> Option<Moved> 
             .filter(|path| !path.ends_with(&own))
             .filter_map(|path| look(&path))
             .find(|found| is_of(&found.log)),
+        Sign::Likeness(_) => logs_in(&folder)
+            .filter(|path| !path.ends_with(&own))
+            .filter_map(|path| look(&path))
+            .filter(|found| found.may_be_of_one_like(container))
+            .min_by_key(|found| {
+                (found.log.standing != Standing::Same, Reverse(found.last_write()))
+            }),
     };
-    found?.hold(&folder, container, capacity, *sign)
+    let found = found?.hold(&folder, container, capacity, *sign)?;
+    match sign {
+        Sign::Likeness(_) => Some(found)
+            .filter(|found| found.may_be_of_one_like(container))
+            .map(Moved::known_by_likeness),
+        Sign::Number(_) | Sign::Note(_) | Sign::Path => Some(found),
+    }
 }
 
 fn logs_in(folder: &Path) -> impl Iterator<Item = PathBuf> {
@@ -176,24 +201,29 @@ pub(crate) fn is_any(container: &Container, is_named: impl Fn(u64, u64) -> bool)
     is_there || spent::any(&folder, boot, is_named)
 }
 
-/// The same of an image that has no place to say which log is its own: by the note beside it, else by where it lies.
+/// The same of an image that has no place to say which log is its own: by the note beside it, else by where it lies, else by what
+/// it has in common with one that is gone: that number of its format's, and its length.
 pub(crate) fn seek_beside(
     container: &Container,
     mut own: Option<&mut RestartLog>,
     capacity: u64,
+    number: u64,
 ) -> Option<Moved> {
     let place = container.open_file().map(|_| container.place())?;
     let note = record::noted_log(&place.at()).and_then(|note| Some((note.boot, note.file?)));
     let is_of = |log: &RestartLog| note.is_some_and(|note| log.noted_own() == note);
     let found =
         note.and_then(|_| seek(container, own.as_deref_mut(), capacity, &Sign::Note(&is_of)));
-    found.or_else(|| seek(container, own, capacity, &Sign::Path))
+    found
+        .or_else(|| seek(container, own.as_deref_mut(), capacity, &Sign::Path))
+        .or_else(|| seek(container, own, capacity, &Sign::Likeness(number)))
 }
 
-/// The first words of a log's file, as they are now.
+/// The first words of a log's file, as they are now; an older server's has fewer.
 fn words_of(file: &fs::File, count: usize) -> io::Result<ringtap_io::Words> {
     let mut bytes = vec![0; 8 * count];
-    file.read_exact_at(&mut bytes, 0)?;
+    let there = usize::try_from(file.metadata()?.len()).unwrap_or(usize::MAX).min(bytes.len());
+    file.read_exact_at(bytes.get_mut(..there).unwrap_or_default(), 0)?;
     let word_of = |bytes: &[u8]| u64::from_ne_bytes(crate::bytes::get(bytes, 0));
     let words: Vec<AtomicU64> =
         bytes.chunks_exact(8).map(|bytes| AtomicU64::new(word_of(bytes))).collect();
@@ -231,7 +261,14 @@ impl Moved {
             Standing::of_copy(Witness::read(&log.words, WITNESS), &container.file_facts());
         log.image = Some(container.clone());
         let former = Former { path, by_path, held: file };
-        Ok(Some(Moved { log, former, is_held: false, is_sure: true, disowned: false }))
+        Ok(Some(Moved {
+            log,
+            former,
+            is_held: false,
+            is_sure: true,
+            is_like: false,
+            disowned: false,
+        }))
     }
 
     /// Hold it against whoever opens the image that it was noted for: none where a server has it, of an image that is there or of
@@ -243,14 +280,43 @@ impl Moved {
         capacity: u64,
         sign: Sign,
     ) -> Option<Moved> {
-        let is_there = || self.image_is_there(container) == Some(true);
+        let by_less = matches!(sign, Sign::Path | Sign::Likeness(_));
+        let is_there = || {
+            let other = by_less && matches!(self.log.standing, Standing::Other(_));
+            other || self.image_is_there(container) == Some(true)
+        };
         if !files::hold(&self.former.held, is_there) {
-            let is_anothers = matches!(sign, Sign::Path) || is_there();
+            let is_anothers = by_less || is_there();
             self.log.standing = Standing::Unknown(IS_HELD.into());
             return (!is_anothers).then_some(self);
         }
         let found = Moved::read(self.former.held, folder, container, capacity).ok().flatten()?;
-        Some(Moved { is_held: true, is_sure: !matches!(sign, Sign::Note(_)), ..found })
+        let is_sure = !matches!(sign, Sign::Note(_) | Sign::Likeness(_));
+        Some(Moved { is_held: true, is_sure, ..found })
+    }
+
+    /// Whether it may be that of the image in this container, which is like its own: an image that is there is another one.
+    fn may_be_of_one_like(&self, container: &Container) -> bool {
+        let may_be = match self.log.standing {
+            Standing::Same => true,
+            Standing::Unknown(_) => self.image_is_there(container) != Some(true),
+            Standing::Other(_) => false,
+        };
+        may_be && (self.log.holds_changes() || self.log.has_memory())
+    }
+
+    /// When its server's last write ended.
+    fn last_write(&self) -> Wall {
+        Witness::read(&self.log.words, WITNESS).ended
+    }
+
+    fn known_by_likeness(mut self) -> Moved {
+        self.is_like = true;
+        if let Standing::Unknown(why) = &self.log.standing {
+            let why = format!("it is as long as {} was, which is not there; {why}", self.of());
+            self.log.standing = Standing::Unknown(why);
+        }
+        self
     }
 
     /// The image is another's, for what it says itself.
@@ -361,6 +427,9 @@ impl Moved {
         };
         if is_same {
             own.adopt(&self.log, &container.file_facts());
+            if self.is_like {
+                likeness::forget(&self.former.held);
+            }
         }
         own.former = goes.then_some(self.former);
         Ok(())

@@ -78,8 +78,9 @@ impl Said {
 }
 
 impl RestartLog {
-    /// Note beside the image that this log is begun.
-    pub(crate) fn note_beside(&self) {
+    /// Note beside the image that this log is begun, and in the log by which number of the format's a copy without that note is known.
+    pub(crate) fn note_beside(&self, number: u64) {
+        self.note_likeness(number);
         let Some(image) = self.image.as_ref().filter(|image| image.open_file().is_some()) else {
             return;
         };

@@ -101,7 +101,8 @@ pub async fn settle(
     choice: Option<RestartChoice>,
 ) -> Result<(), OpenError> {
     let mut restart = RestartLog::beside(container, RESTART_RECORDS, false)?;
-    restart::heed(container, &mut restart, choice)?;
+    let number = restart::likeness_of(io, container).await;
+    restart::heed(container, number, &mut restart, choice)?;
     if let Some(log) = &mut restart {
         log.decide(choice)?;
     }
@@ -213,7 +214,8 @@ fn open_link<'a>(
             RestartLog::to_read(&container, RESTART_RECORDS)?
         };
         if !options.no_restart_log && heeded && layout.sparse.is_some() {
-            restart::heed(&container, &mut restart, options.restart_log)?;
+            let number = restart::likeness(&layout.footer);
+            restart::heed(&container, number, &mut restart, options.restart_log)?;
         }
         let choice = options.restart_log;
         Ok((assemble(io, container, layout, parent, restart, choice).await?, footer))

@@ -10,9 +10,11 @@ use std::sync::atomic::{Ordering::Release, Ordering::SeqCst};
 use ringtap_io::Io;
 
 use super::bitmap::Bitmap;
-use super::footer::SECTOR;
+use super::footer::{Footer, SECTOR};
 use super::header::UNUSED;
+use super::layout::Layout;
 use super::shared::Shared;
+use crate::bytes::get;
 use crate::container::os;
 use crate::restart::{Said, seek_beside};
 use crate::{Container, Error, Left, LeftBehind, OpenError, RestartChoice, RestartLog};
@@ -23,10 +25,21 @@ pub(super) const RESTART_RECORDS: u64 = 1 << 14;
 const BLOCK: u64 = 1 << 32;
 const BITS: u64 = 2 << 32;
 
+/// What a copy of an image has in common with it for good, see [`RestartLog::note_beside`]: children know it by its id, too.
+pub(super) fn likeness(footer: &Footer) -> u64 {
+    u64::from_ne_bytes(get(&footer.id, 0)) | 1
+}
+
+/// The same of one that may be damaged; 0 where nothing is like it.
+pub(super) async fn likeness_of(io: &Io, container: &Container) -> u64 {
+    Layout::read(io, container).await.map_or(0, |layout| likeness(&layout.footer))
+}
+
 /// What a killed server left for an image, as whoever only looks at it finds it.
-pub fn left(container: &Container) -> Result<Option<LeftBehind>, OpenError> {
+pub async fn left(io: &Io, container: &Container) -> Result<Option<LeftBehind>, OpenError> {
     let mut log = RestartLog::to_read(container, RESTART_RECORDS)?;
-    if let Some(moved) = seek_beside(container, log.as_mut(), RESTART_RECORDS) {
+    let number = likeness_of(io, container).await;
+    if let Some(moved) = seek_beside(container, log.as_mut(), RESTART_RECORDS, number) {
         log = moved.for_telling(container).or(log);
     } else {
         let said = Said::beside(container, log.as_ref());
@@ -38,13 +51,14 @@ pub fn left(container: &Container) -> Result<Option<LeftBehind>, OpenError> {
 }
 
 /// See whether the log that was found is all that there is, and where it is not, have the image heed that; see
-/// [`crate::restart::seek`].
+/// [`crate::restart::seek`]. `number`: its [`likeness`].
 pub(super) fn heed(
     container: &Container,
+    number: u64,
     log: &mut Option<RestartLog>,
     choice: Option<RestartChoice>,
 ) -> Result<(), OpenError> {
-    match seek_beside(container, log.as_mut(), RESTART_RECORDS) {
+    match seek_beside(container, log.as_mut(), RESTART_RECORDS, number) {
         Some(moved) => moved.settle(container, log, choice, None),
         None => Said::beside(container, log.as_ref()).heed(container, choice),
     }
@@ -97,7 +111,7 @@ impl Shared {
             self.flush(io).await.map_err(failed)?;
         }
         log.start(0);
-        log.note_beside();
+        log.note_beside(likeness(&self.footer));
         let _first = self.restart.set(log);
         Ok(())
     }
