@@ -66,6 +66,19 @@ impl Running {
         user.map(Served::node)
     }
 
+    /// The disks that have this one's image below theirs by its own handle, the nearest first.
+    pub(crate) fn lying_upon(&self, disk: DiskId) -> Vec<DiskId> {
+        let own = self.disks.get(&disk).and_then(|served| handles(served).into_iter().next());
+        let Some(own) = own else { return vec![] };
+        let depth = |(id, served): (&DiskId, &Served)| {
+            let at = handles(served).iter().position(|it| *it == own)?;
+            (*id != disk).then_some((at, *id))
+        };
+        let mut all: Vec<(usize, DiskId)> = self.disks.iter().filter_map(depth).collect();
+        all.sort_unstable();
+        all.into_iter().map(|(_, id)| id).collect()
+    }
+
     /// The disks that this one was opened upon, from the nearest on.
     fn all_below(&self, disk: DiskId) -> impl Iterator<Item = DiskId> + '_ {
         let next = |disk: &DiskId| self.disks.get(disk)?.ties.upon;

@@ -84,6 +84,7 @@ mod tls;
 mod transports;
 mod turns;
 mod twice;
+mod upon;
 mod written;
 mod xen;
 mod xen_config;

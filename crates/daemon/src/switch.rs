@@ -91,7 +91,7 @@ impl Switch<'_> {
     }
 
     /// An image of the chain, to be read, upon others than now; upon none where there are none.
-    async fn open_upon(
+    pub(crate) async fn open_upon(
         &self,
         io: &Io,
         image: &dyn Image,

@@ -21,6 +21,7 @@ mod metrics;
 mod pause;
 mod protocol;
 mod refused;
+mod reopened;
 mod tls;
 mod top;
 mod verbs;

@@ -66,6 +66,20 @@ fn session() -> Vec<(&'static str, Value)> {
         reopen(qcow2("n1", &yes)),
         reopen(named("n1", &yes)),
         reopen(json!({"driver": "raw", "node-name": "n1", "file": "n1-file"})),
+        ("blockdev-add", named("u1", &[])),
+        ("blockdev-add", qcow2("u1", &[])),
+        ("blockdev-add", named("u2", &[])),
+        ("blockdev-add", qcow2("u2", &[("backing", json!("u1"))])),
+        reopen(qcow2("u1", &yes)),
+        reopen(qcow2("u1", &yes)),
+        reopen(qcow2("u1", &no)),
+        reopen(qcow2("u1", &[("discard", json!("ignore")), ("detect-zeroes", json!("off"))])),
+        reopen(qcow2("u1", &[("discard", json!("unmap")), ("detect-zeroes", json!("unmap"))])),
+        reopen(qcow2("u1", &[("cache", json!({"direct": false, "no-flush": false}))])),
+        reopen(json!({"driver": "raw", "node-name": "u1", "file": "u1-file"})),
+        ("blockdev-del", json!({"node-name": "u1"})),
+        ("blockdev-del", json!({"node-name": "u2"})),
+        ("blockdev-del", json!({"node-name": "u1"})),
     ];
     all.extend(["1a", "a b", "é", "-a", "_a", "#a", ""].map(|id| ("blockdev-mirror", mirror(id))));
     for verb in ["cancel", "pause", "resume", "complete", "finalize", "dismiss"] {
@@ -84,11 +98,13 @@ fn told(control: &mut Control, folder: &Path) -> Vec<String> {
         let image = File::create(folder.join(name)).expect("an image");
         image.set_len(size * MIB).expect("its size");
     }
-    let [below, above] = ["n1.qcow2", "n2.qcow2"].map(|name| folder.join(name));
-    let (create, [below, above]) =
-        (["create", "-q", "-f", "qcow2"], [plain(&below), plain(&above)]);
-    ok("qemu-img", "qemu-utils", &[&create[..], &[below, "8M"]].concat());
-    ok("qemu-img", "qemu-utils", &[&create[..], &["-b", below, "-F", "qcow2", above]].concat());
+    let create = ["create", "-q", "-f", "qcow2"];
+    for names in [["n1.qcow2", "n2.qcow2"], ["u1.qcow2", "u2.qcow2"]] {
+        let [below, above] = names.map(|name| folder.join(name));
+        let [below, above] = [plain(&below), plain(&above)];
+        ok("qemu-img", "qemu-utils", &[&create[..], &[below, "8M"]].concat());
+        ok("qemu-img", "qemu-utils", &[&create[..], &["-b", below, "-F", "qcow2", above]].concat());
+    }
     let folder = folder.display().to_string();
     let ask = |(command, arguments): (&str, Value)| {
         let text = arguments.to_string().replace("FOLDER", &folder);

@@ -78,7 +78,7 @@ fn is_for_a_secret(disk: &Disk, place: Option<&Place>) -> Result<(), Refusal> {
 }
 
 /// A disk that was opened, and which file it is.
-type Found = (Vbd, Option<Identity>);
+pub(super) type Found = (Vbd, Option<Identity>);
 
 impl Wish {
     pub(super) fn of(disk: Disk) -> Box<Wish> {

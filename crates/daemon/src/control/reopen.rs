@@ -1,17 +1,19 @@
 //! `blockdev-reopen`: an image opened otherwise than it was.
 
-use std::mem;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::command::Command;
 use super::nodes::{Add, Asked};
-use super::opening::Wish;
+use super::opening::{Found, Wish};
 use super::outgoing::Reply;
 use super::refusal::Refusal;
 use super::shape::{Done, arguments};
-use crate::end;
-use crate::identity::identity;
+use crate::identity::{Identity, identity};
 use crate::ids::DiskId;
-use crate::running::{Running, Then};
+use crate::opened::Wrap;
+use crate::running::{Running, Served, Then};
+use crate::upon::{Upon, opened_anew};
+use crate::{Disk, end};
 
 arguments! {
     /// `blockdev-reopen`
@@ -61,7 +63,6 @@ impl Reopen {
         let (old, new) = (&served.disk, &wish.disk);
         let same = [
             ("driver", old.options.format == new.options.format),
-            ("discard", old.keeps_space == new.keeps_space),
             ("file", old.path == new.path || identity(&new.path) == served.file),
             ("file", served.ties.in_file == wish.ties.in_file),
             ("backing", served.ties.upon == wish.ties.upon && served.ties.alone == wish.ties.alone),
@@ -71,11 +72,17 @@ impl Reopen {
         if let Some((option, _)) = same.iter().find(|(_, same)| !same) {
             return refuse(format!("Cannot change the option '{option}'"));
         }
-        if (old.options.read_only, old.options.cache) == (new.options.read_only, new.options.cache)
-        {
+        let may_differ = |of: &Disk| (of.options.read_only, of.options.cache, of.keeps_space);
+        if may_differ(old) == may_differ(new) {
             return Ok(None);
         }
-        running.may_change(id)?;
+        let upon = running.lying_upon(id);
+        for disk in upon.iter().copied().chain([id]) {
+            running.may_be_opened_anew(disk)?;
+        }
+        if upon.is_empty() {
+            running.may_change(id)?;
+        }
         if wish.place.is_none() && identity(&new.path) != served.file {
             let path = new.path.display();
             return refuse(format!(
@@ -99,29 +106,78 @@ impl Reopen {
     }
 }
 
+/// What came of it: the image, opened as was wanted, or, beside why it is not, as it was.
+type End = (Box<Wish>, Result<Found, Refusal>, Option<Refusal>);
+
+/// Close the image of a disk that has no exports, and open it as wanted, else as it was.
+fn closed_and_opened(
+    served: Served,
+    mut wish: Box<Wish>,
+    wrap: &Wrap,
+    images: &[(Identity, bool, String)],
+) -> End {
+    let mut before = wish.like(served.disk.clone());
+    let closed = end::close(&served).map_err(Refusal::from);
+    if let Ok(image) = served.vbd.image() {
+        // Those that lie upon it read by this until they stand upon what is opened now.
+        image.stop_writing();
+        image.let_write(true);
+    }
+    drop(served);
+    match closed.and_then(|()| wish.open(wrap, images)) {
+        Ok(opened) => (wish, Ok(opened), None),
+        Err(why) => {
+            let opened = before.open(wrap, images);
+            (before, opened, Some(why))
+        }
+    }
+}
+
 impl Running {
-    fn reopen(&mut self, id: DiskId, mut wish: Box<Wish>, reply: Reply<Done>) {
+    fn reopen(&mut self, id: DiskId, wish: Box<Wish>, reply: Reply<Done>) {
+        let users = self.lying_upon(id);
+        let of = |user: &DiskId| {
+            let Served { disk, vbd, .. } = self.disks.get(user)?;
+            let beside = self.beside(*user, &[]);
+            Some(Upon { disk: disk.clone(), vbd: vbd.clone(), beside })
+        };
+        let upon: Vec<Upon> = users.iter().filter_map(of).collect();
         let Some(served) = self.take_back(id) else { return };
         let name = served.node().to_owned();
         let (wrap, images, taken) = (self.wrap.clone(), self.images(), name.clone());
         self.pending.nodes.insert(name.clone());
+        self.pending.changing.extend(&users);
         let kept = served.disk.keeping.file.clone();
         self.pending.reopened.extend(kept.clone());
-        let files = kept.clone();
-        let mut before = wish.like(served.disk.clone());
+        let (files, lying) = (kept.clone(), users.clone());
         let stays = self.in_time_with("reopen", served, move |served| -> Then {
-            let closed = end::close(&served).map_err(Refusal::from);
-            drop(served);
-            let opened = closed.and_then(|()| wish.open(&wrap, &images));
-            let (opened, why) = match opened {
-                Ok(opened) => (Ok(opened), None),
-                Err(why) => {
-                    mem::swap(&mut wish, &mut before);
-                    (wish.open(&wrap, &images), Some(why))
-                }
+            let held = Arc::new(Mutex::new(Some(served)));
+            let theirs = held.clone();
+            let take = |held: &Mutex<Option<Served>>| {
+                held.lock().unwrap_or_else(PoisonError::into_inner).take()
             };
+            let change = move || {
+                let end = take(&theirs).map(|it| closed_and_opened(it, wish, &wrap, &images));
+                let opened = end.as_ref().and_then(|(_, opened, _)| opened.as_ref().ok());
+                let image = opened.and_then(|(vbd, _)| vbd.disk().image().ok());
+                (end, image)
+            };
+            let end = opened_anew(upon, change);
             Box::new(move |running| {
                 running.pending.nodes.remove(&name);
+                users.iter().for_each(|user| _ = running.pending.changing.remove(user));
+                let (end, upon) = match end {
+                    Ok((Some(end), upon)) => (end, upon.map_err(Refusal::from)),
+                    Ok((None, _)) => return,
+                    Err(error) => {
+                        if let Some(served) = take(&held) {
+                            kept.iter().for_each(|file| _ = running.pending.reopened.remove(file));
+                            running.put_back(id, served);
+                        }
+                        return reply.give(Err(error.into()));
+                    }
+                };
+                let (wish, opened, why) = end;
                 match &opened {
                     Ok(_) => kept.iter().for_each(|file| _ = running.pending.reopened.remove(file)),
                     Err(why) => tracing::error!(
@@ -131,16 +187,30 @@ impl Running {
                     ),
                 }
                 let end = opened.and_then(|(vbd, file)| running.has_come(*wish, vbd, file, true));
+                running.lie_upon(&users, id, &name);
                 reply.give(match why {
                     Some(why) => Err(why),
-                    None => end.map(|()| Done {}),
+                    None => end.and(upon).map(|()| Done {}),
                 });
             })
         });
         if let Some(served) = stays {
             self.pending.nodes.remove(&taken);
+            lying.iter().for_each(|user| _ = self.pending.changing.remove(user));
             files.iter().for_each(|file| _ = self.pending.reopened.remove(file));
             self.put_back(id, served);
+        }
+    }
+
+    /// Disks that lay upon one which was another until now.
+    fn lie_upon(&mut self, users: &[DiskId], before: DiskId, name: &str) {
+        let now = self.node(name);
+        for user in users {
+            if let Some(served) = self.disks.get_mut(user)
+                && served.ties.upon == Some(before)
+            {
+                served.ties.upon = now;
+            }
         }
     }
 }

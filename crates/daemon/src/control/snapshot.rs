@@ -133,6 +133,18 @@ impl Snapshot {
 impl Running {
     /// An error where a disk's image cannot become another now.
     pub(super) fn may_change(&self, id: DiskId) -> Result<(), Refusal> {
+        self.may_be_opened_anew(id)?;
+        let node = self.disks.get(&id).map(Served::node).unwrap_or_default();
+        if let Some(user) = self.user_of_disk(id) {
+            return Err(Refusal::new(format!(
+                "Node '{node}' is busy: node is used as backing hd of '{user}'"
+            )));
+        }
+        Ok(())
+    }
+
+    /// The same of one that others may lie upon.
+    pub(super) fn may_be_opened_anew(&self, id: DiskId) -> Result<(), Refusal> {
         let node = self.disks.get(&id).map(Served::node).unwrap_or_default();
         if self.pending.away.contains(&id) {
             return Err(Refusal::new(format!(
@@ -141,11 +153,6 @@ impl Running {
         }
         if self.pending.is_changing(id) || self.pending.bitmaps_changing.contains(&id) {
             return Err(Refusal::new(format!("Node '{node}' is being changed")));
-        }
-        if let Some(user) = self.user_of_disk(id) {
-            return Err(Refusal::new(format!(
-                "Node '{node}' is busy: node is used as backing hd of '{user}'"
-            )));
         }
         Ok(())
     }
