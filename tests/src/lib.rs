@@ -7,6 +7,7 @@ mod load;
 pub mod replacements;
 mod server;
 mod set_up;
+pub mod targets;
 
 pub use control::Control;
 pub use listens::listens;

@@ -22,6 +22,7 @@ mod pause;
 mod protocol;
 mod refused;
 mod reopened;
+mod targets;
 mod tls;
 mod top;
 mod verbs;

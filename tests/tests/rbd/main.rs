@@ -7,4 +7,5 @@ mod memory;
 mod moves;
 mod served;
 mod stands;
+mod targets;
 mod verbs;
