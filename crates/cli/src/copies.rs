@@ -170,9 +170,11 @@ pub(crate) fn backup(qmp: &mut Qmp, args: &BackupArgs, output: Output) -> anyhow
         "device": args.node,
         "target": target,
         "sync": if args.since.is_some() { "incremental" } else { "full" },
-        "__ringtap_target-is-zero": args.zeroed,
         "__ringtap_guest-timeout": args.guest_timeout,
     });
+    if args.zeroed {
+        arguments["__ringtap_target-is-zero"] = true.into();
+    }
     if let Some(since) = &args.since {
         arguments["bitmap"] = since.clone().into();
     }

@@ -18,6 +18,7 @@ mod line;
 mod load;
 mod many;
 mod metrics;
+mod older;
 mod pause;
 mod protocol;
 mod refused;
