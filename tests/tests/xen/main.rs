@@ -35,7 +35,7 @@ fn guests_of_xen_have_their_disks_from_ringtap() {
 }
 
 #[test]
-#[ignore = "a thousand replacements take half an hour under TCG"]
+#[ignore = "a thousand replacements take three quarters of an hour under TCG"]
 fn a_guest_of_xen_goes_on_in_a_thousand_overlays() {
     let lab = Lab::boot();
     let one = lab.create(&Domain::new("one").memory(320 << 20));
