@@ -2,8 +2,9 @@
 //! has taken its place.
 //!
 //! Its log is not under the new file's name. The image says which it is: by the stamp in its header (version 3 of qcow2), or by
-//! the note that was copied with it; else the path is the same, or kind and length are (`likeness`). Then the time of its last write tells whether its bytes are those
-//! that the log was noted for. A copy without that time may be older or not: so it is asked, unless the image is still there.
+//! the note that was copied with it; else the path is the same, or kind and length are (`likeness`). Then the time of its last
+//! write tells whether its bytes are those that the log was noted for. A copy without that time may be older or not: so it is asked,
+//! unless the image is still there.
 
 use std::cmp::Reverse;
 use std::fs;
