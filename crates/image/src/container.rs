@@ -440,7 +440,7 @@ impl Container {
             done += part;
         }
         let end = offset + bytes.len() as u64;
-        self.state.len.fetch_max(end.next_multiple_of(align), SeqCst);
+        self.reaches(end.next_multiple_of(align));
         Ok(())
     }
 

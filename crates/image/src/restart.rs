@@ -17,15 +17,15 @@
 //! what the image's file system calls it ([`NAME`]), when it came to be, bytes written to the device it is,
 //! the number of the image's file and the records of a half ([`NUMBER`], [`CAPACITY`]; older servers left 0), the witness; from
 //! [`FIRST`] on the records of half 0, then of half 1. A record is its mark (the half's turn, stored last) and three words.
-//! Behind them `data_file`, `path` and `likeness`.
+//! Behind them `data_file`, `path` and `fingerprint`.
 
 mod aside;
 mod choice;
 mod data_file;
 mod files;
+mod fingerprint;
 mod kept;
 mod left;
-mod likeness;
 mod moved;
 mod note;
 mod opening;
@@ -351,7 +351,7 @@ impl RestartLog {
     }
 
     fn all_words_for(capacity: u64) -> usize {
-        RestartLog::words_for(capacity) + data_file::WORDS + path::WORDS + likeness::WORDS
+        RestartLog::words_for(capacity) + data_file::WORDS + path::WORDS + fingerprint::WORDS
     }
 
     /// Words that a log of that capacity takes.

@@ -59,6 +59,15 @@ impl Empty {
 const WHOLE: [&str; 4] =
     ["read -P 97 0 1M", "read -P 98 1M 1M", "read -P 99 2M 2M", "read -P 0 5M 3M"];
 
+/// Has a guest end when this is dropped, however that comes.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, SeqCst);
+    }
+}
+
 #[test]
 fn an_image_that_served_ones_lie_upon_is_opened_otherwise_while_guests_go_on() {
     let mut empty = Empty::new();
@@ -80,6 +89,7 @@ fn an_image_that_served_ones_lie_upon_is_opened_otherwise_while_guests_go_on() {
             }
             rounds
         });
+        let end = Stop(&stop);
         for _ in 0..5 {
             for read_only in [true, false] {
                 empty.reopen("a", None, read_only);
@@ -88,7 +98,7 @@ fn an_image_that_served_ones_lie_upon_is_opened_otherwise_while_guests_go_on() {
                 assert_eq!(empty.may_be_read("a"), read_only);
             }
         }
-        stop.store(true, SeqCst);
+        drop(end);
         assert!(guest.join().expect("a guest") > 0);
     });
     // Who writes to it is not let in while guests read it.

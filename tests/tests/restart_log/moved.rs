@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use ringtap_tests::{ok, plain, ringtap};
+use ringtap_tests::{Server, ok, plain, ringtap};
 
 use crate::{Case, Client, Format, file_system, warnings};
 
@@ -152,6 +152,24 @@ fn an_image_that_lost_its_note_on_the_way_is_known_by_its_length() {
         shell(&case, &format!("cp {} {1} && ln -sf {1} image", plain(&there), plain(&again)));
         let (found, said) = case.read(case.serve(&[]));
         assert!(found == case.disk && warnings(&said).is_empty(), "{format:?}, again: {said}");
+    }
+}
+
+/// Whoever serves a copy of an image that is still there takes nothing from the image, should it be moved later.
+#[test]
+fn an_image_that_lost_its_note_is_known_after_a_copy_of_it_was_served() {
+    let (from, to) = (file_system("ext4"), file_system("xfs"));
+    for format in WITHOUT_STAMP {
+        let mut case = Case::new(from.folder(), format, "writeback");
+        case.killed(true, false, &["cp", "-p"]);
+        let [copy, there] =
+            ["copy", "moved"].map(|name| to.folder().join(format!("{name}-{format:?}")));
+        shell(&case, &format!("cp -p image {}", plain(&copy)));
+        let socket = format!("unix:{}", plain(&case.path("other.sock")));
+        Server::start([plain(&copy), "-f", format.name(), "--nbd", &socket]).stop();
+        shell(&case, &format!("cp -p image {0} && rm image && ln -s {0} image", plain(&there)));
+        let (found, said) = case.read(case.serve(&[]));
+        assert!(found == case.disk && warnings(&said).is_empty(), "{format:?}: {said}");
     }
 }
 

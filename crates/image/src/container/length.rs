@@ -36,6 +36,13 @@ impl Container {
         Ok(())
     }
 
+    /// A write has gone so far.
+    pub(super) fn reaches(&self, end: u64) {
+        if self.state.len.fetch_max(end, SeqCst) < end {
+            [0, 1].iter().for_each(|which| self.state.noted_length.note(*which, end));
+        }
+    }
+
     /// Note its length in these two words from now on, from `at` on.
     pub(crate) fn note_length(&self, words: Words, at: usize) {
         let noted = &self.state.noted_length;

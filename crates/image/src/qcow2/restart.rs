@@ -53,8 +53,8 @@ fn stamp((boot, file): (u128, u64), generation: u64) -> u64 {
     autoclear::RESTART_LOG | boot | file | generation << 8 & GENERATION
 }
 
-/// What a copy of an image that has no place for a stamp has in common with it for good, see [`RestartLog::note_beside`].
-fn likeness(header: &Header) -> u64 {
+/// The number of its fingerprint, see [`RestartLog::note_beside`].
+fn fingerprint(header: &Header) -> u64 {
     // Sizes are multiples of 512 bytes, and versions and cluster sizes small numbers.
     (header.size << 9 | u64::from(header.cluster_bits) << 2 | u64::from(header.version)).max(1)
 }
@@ -123,7 +123,7 @@ fn moved(
     let own = Some(log.as_ref().map(|log| log.own()).or(own)?);
     let said = said_of(header);
     if header.version == 2 {
-        return seek_beside(container, log, RESTART_RECORDS, likeness(header));
+        return seek_beside(container, log, RESTART_RECORDS, fingerprint(header));
     }
     if is_of_boot(said, own) {
         let is_of = |other: &RestartLog| disowned(said, other).is_none();
@@ -277,7 +277,7 @@ impl Shared {
             // It need not be stable: a power cut ends the log, too.
             self.write_header(io, 88, &bits.to_be_bytes()).await.map_err(failed)?;
         } else {
-            log.note_beside(likeness(&self.header));
+            log.note_beside(fingerprint(&self.header));
         }
         let _first = self.restart.set(log);
         Ok(())

@@ -2,7 +2,7 @@
 //! has taken its place.
 //!
 //! Its log is not under the new file's name. The image says which it is: by the stamp in its header (version 3 of qcow2), or by
-//! the note that was copied with it; else the path is the same, or kind and length are (`likeness`). Then the time of its last
+//! the note that was copied with it; else the path is the same, or the fingerprint is. Then the time of its last
 //! write tells whether its bytes are those that the log was noted for. A copy without that time may be older or not: so it is asked,
 //! unless the image is still there.
 
@@ -20,7 +20,7 @@ use rustix::fs::{FlockOperation, flock};
 
 use super::{
     BORN, CAPACITY, CLOSED, FIRST, Identity, MAGIC, MEMORY, NAME, NUMBER, RestartChoice,
-    RestartLog, WITNESS, aside, files, likeness, path, spent,
+    RestartLog, WITNESS, aside, files, fingerprint, path, spent,
 };
 use crate::Standing;
 use crate::file_facts::Facts;
@@ -38,8 +38,8 @@ pub(crate) enum Sign<'a> {
     Note(&'a dyn Fn(&RestartLog) -> bool),
     /// By where the image lies.
     Path,
-    /// By that number of the format's, and how long the image is.
-    Likeness(u64),
+    /// By its fingerprint, with that number of the format's.
+    Fingerprint(u64),
 }
 
 /// A log whose image lies in another file by now.
@@ -52,8 +52,8 @@ pub(crate) struct Moved {
     is_held: bool,
     /// It is known by more than a note.
     is_sure: bool,
-    /// By nothing but what others have in common with its image.
-    is_like: bool,
+    /// It is known by no more than its image's fingerprint.
+    is_alike: bool,
     /// The image says that it is not of it.
     disowned: bool,
 }
@@ -105,7 +105,7 @@ pub(crate) fn seek(
         let is_of_this = match sign {
             Sign::Number(is_of) | Sign::Note(is_of) => is_of(own),
             Sign::Path => by_path().is_some_and(|path| own.noted_path() == Some(path)),
-            Sign::Likeness(number) => own.is_like(container, *number),
+            Sign::Fingerprint(number) => own.has_fingerprint(container, *number),
         };
         let left = own.left().is_some();
         if own.reborn && is_of_this && left {
@@ -123,7 +123,7 @@ pub(crate) fn seek(
             own.former = former.may_go(container).then_some(former.former);
             return None;
         }
-        let is_own = is_of_this || matches!(sign, Sign::Path | Sign::Likeness(_));
+        let is_own = is_of_this || matches!(sign, Sign::Path | Sign::Fingerprint(_));
         if is_own && (left || own.is_closed()) && !own.reborn {
             return None;
         }
@@ -142,7 +142,7 @@ fn look_for(container: &Container, capacity: u64, sign: &Sign) -> Option<Moved> 
             Sign::Number(is_of) | Sign::Note(is_of) => {
                 RestartLog::beginning_of(&file, boot).is_ok_and(|log| is_of(&log))
             }
-            Sign::Likeness(number) => likeness::is_of(&file, capacity, container, *number),
+            Sign::Fingerprint(number) => fingerprint::is_of(&file, capacity, container, *number),
             Sign::Path => true,
         };
         if !may_be {
@@ -159,19 +159,19 @@ fn look_for(container: &Container, capacity: u64, sign: &Sign) -> Option<Moved> 
             .filter(|path| !path.ends_with(&own))
             .filter_map(|path| look(&path))
             .find(|found| is_of(&found.log)),
-        Sign::Likeness(_) => logs_in(&folder)
+        Sign::Fingerprint(_) => logs_in(&folder)
             .filter(|path| !path.ends_with(&own))
             .filter_map(|path| look(&path))
-            .filter(|found| found.may_be_of_one_like(container))
+            .filter(|found| found.may_have_this_fingerprint(container))
             .min_by_key(|found| {
                 (found.log.standing != Standing::Same, Reverse(found.last_write()))
             }),
     };
     let found = found?.hold(&folder, container, capacity, *sign)?;
     match sign {
-        Sign::Likeness(_) => Some(found)
-            .filter(|found| found.may_be_of_one_like(container))
-            .map(Moved::known_by_likeness),
+        Sign::Fingerprint(_) => Some(found)
+            .filter(|found| found.may_have_this_fingerprint(container))
+            .map(Moved::known_by_fingerprint),
         Sign::Number(_) | Sign::Note(_) | Sign::Path => Some(found),
     }
 }
@@ -202,8 +202,8 @@ pub(crate) fn is_any(container: &Container, is_named: impl Fn(u64, u64) -> bool)
     is_there || spent::any(&folder, boot, is_named)
 }
 
-/// The same of an image that has no place to say which log is its own: by the note beside it, else by where it lies, else by what
-/// it has in common with one that is gone: that number of its format's, and its length.
+/// The same of an image that has no place to say which log is its own: by the note beside it, else by where it lies, else by
+/// its fingerprint with that number of the format's.
 pub(crate) fn seek_beside(
     container: &Container,
     mut own: Option<&mut RestartLog>,
@@ -217,7 +217,7 @@ pub(crate) fn seek_beside(
         note.and_then(|_| seek(container, own.as_deref_mut(), capacity, &Sign::Note(&is_of)));
     found
         .or_else(|| seek(container, own.as_deref_mut(), capacity, &Sign::Path))
-        .or_else(|| seek(container, own, capacity, &Sign::Likeness(number)))
+        .or_else(|| seek(container, own, capacity, &Sign::Fingerprint(number)))
 }
 
 /// The first words of a log's file, as they are now; an older server's has fewer.
@@ -267,7 +267,7 @@ impl Moved {
             former,
             is_held: false,
             is_sure: true,
-            is_like: false,
+            is_alike: false,
             disowned: false,
         }))
     }
@@ -281,7 +281,7 @@ impl Moved {
         capacity: u64,
         sign: Sign,
     ) -> Option<Moved> {
-        let by_less = matches!(sign, Sign::Path | Sign::Likeness(_));
+        let by_less = matches!(sign, Sign::Path | Sign::Fingerprint(_));
         let is_there = || {
             let other = by_less && matches!(self.log.standing, Standing::Other(_));
             other || self.image_is_there(container) == Some(true)
@@ -292,12 +292,12 @@ impl Moved {
             return (!is_anothers).then_some(self);
         }
         let found = Moved::read(self.former.held, folder, container, capacity).ok().flatten()?;
-        let is_sure = !matches!(sign, Sign::Note(_) | Sign::Likeness(_));
+        let is_sure = !matches!(sign, Sign::Note(_) | Sign::Fingerprint(_));
         Some(Moved { is_held: true, is_sure, ..found })
     }
 
-    /// Whether it may be that of the image in this container, which is like its own: an image that is there is another one.
-    fn may_be_of_one_like(&self, container: &Container) -> bool {
+    /// Whether it may be that of the image in this container, which has the fingerprint of its own: one that is there is another.
+    fn may_have_this_fingerprint(&self, container: &Container) -> bool {
         let may_be = match self.log.standing {
             Standing::Same => true,
             Standing::Unknown(_) => self.image_is_there(container) != Some(true),
@@ -311,8 +311,8 @@ impl Moved {
         Witness::read(&self.log.words, WITNESS).ended
     }
 
-    fn known_by_likeness(mut self) -> Moved {
-        self.is_like = true;
+    fn known_by_fingerprint(mut self) -> Moved {
+        self.is_alike = true;
         if let Standing::Unknown(why) = &self.log.standing {
             let why = format!("it is as long as {} was, which is not there; {why}", self.of());
             self.log.standing = Standing::Unknown(why);
@@ -428,8 +428,9 @@ impl Moved {
         };
         if is_same {
             own.adopt(&self.log, &container.file_facts());
-            if self.is_like {
-                likeness::forget(&self.former.held);
+            // An image that is there may be moved yet.
+            if self.is_alike && there != Some(true) {
+                fingerprint::forget(&self.former.held);
             }
         }
         own.former = goes.then_some(self.former);

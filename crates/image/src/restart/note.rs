@@ -78,9 +78,9 @@ impl Said {
 }
 
 impl RestartLog {
-    /// Note beside the image that this log is begun, and in the log by which number of the format's a copy without that note is known.
+    /// Note beside the image that this log is begun, and in the log the image's fingerprint, with that number of the format's.
     pub(crate) fn note_beside(&self, number: u64) {
-        self.note_likeness(number);
+        self.note_fingerprint(number);
         let Some(image) = self.image.as_ref().filter(|image| image.open_file().is_some()) else {
             return;
         };

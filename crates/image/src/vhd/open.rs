@@ -101,7 +101,7 @@ pub async fn settle(
     choice: Option<RestartChoice>,
 ) -> Result<(), OpenError> {
     let mut restart = RestartLog::beside(container, RESTART_RECORDS, false)?;
-    let number = restart::likeness_of(io, container).await;
+    let number = restart::fingerprint_of(io, container).await;
     restart::heed(container, number, &mut restart, choice)?;
     if let Some(log) = &mut restart {
         log.decide(choice)?;
@@ -214,7 +214,7 @@ fn open_link<'a>(
             RestartLog::to_read(&container, RESTART_RECORDS)?
         };
         if !options.no_restart_log && heeded && layout.sparse.is_some() {
-            let number = restart::likeness(&layout.footer);
+            let number = restart::fingerprint(&layout.footer);
             restart::heed(&container, number, &mut restart, options.restart_log)?;
         }
         let choice = options.restart_log;

@@ -25,20 +25,20 @@ pub(super) const RESTART_RECORDS: u64 = 1 << 14;
 const BLOCK: u64 = 1 << 32;
 const BITS: u64 = 2 << 32;
 
-/// What a copy of an image has in common with it for good, see [`RestartLog::note_beside`]: children know it by its id, too.
-pub(super) fn likeness(footer: &Footer) -> u64 {
+/// The number of its fingerprint, see [`RestartLog::note_beside`]: children know it by its id, too.
+pub(super) fn fingerprint(footer: &Footer) -> u64 {
     u64::from_ne_bytes(get(&footer.id, 0)) | 1
 }
 
-/// The same of one that may be damaged; 0 where nothing is like it.
-pub(super) async fn likeness_of(io: &Io, container: &Container) -> u64 {
-    Layout::read(io, container).await.map_or(0, |layout| likeness(&layout.footer))
+/// The same of one that may be damaged, and has none then.
+pub(super) async fn fingerprint_of(io: &Io, container: &Container) -> u64 {
+    Layout::read(io, container).await.map_or(0, |layout| fingerprint(&layout.footer))
 }
 
 /// What a killed server left for an image, as whoever only looks at it finds it.
 pub async fn left(io: &Io, container: &Container) -> Result<Option<LeftBehind>, OpenError> {
     let mut log = RestartLog::to_read(container, RESTART_RECORDS)?;
-    let number = likeness_of(io, container).await;
+    let number = fingerprint_of(io, container).await;
     if let Some(moved) = seek_beside(container, log.as_mut(), RESTART_RECORDS, number) {
         log = moved.for_telling(container).or(log);
     } else {
@@ -51,7 +51,7 @@ pub async fn left(io: &Io, container: &Container) -> Result<Option<LeftBehind>, 
 }
 
 /// See whether the log that was found is all that there is, and where it is not, have the image heed that; see
-/// [`crate::restart::seek`]. `number`: its [`likeness`].
+/// [`crate::restart::seek`]. `number`: its [`fingerprint`].
 pub(super) fn heed(
     container: &Container,
     number: u64,
@@ -111,7 +111,7 @@ impl Shared {
             self.flush(io).await.map_err(failed)?;
         }
         log.start(0);
-        log.note_beside(likeness(&self.footer));
+        log.note_beside(fingerprint(&self.footer));
         let _first = self.restart.set(log);
         Ok(())
     }
