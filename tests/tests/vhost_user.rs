@@ -1,18 +1,16 @@
 //! vhost-user-blk against real guests and a client that is not ours.
 
 use std::fs::{self, File};
-use std::io::{IoSlice, Read, Write};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::io::{Read, Write};
+use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use ringtap_guest::verify::{Filesystem, FioVerify, Verifying, check_filesystem};
 use ringtap_guest::{Appliance, Guest, Machine, Qemu, Uml};
 use ringtap_tests::{Server, lab, patience, program};
-use rustix::io::ReadWriteFlags;
 
 const MIB: u64 = 1 << 20;
 const LONG: Duration = Duration::from_secs(400);
@@ -282,56 +280,6 @@ fn clients_come_go_and_come_again() {
     assert_eq!(outcome["errors"], 0, "{outcome}");
     assert!(outcome["ios"].as_u64() > Some(0), "{outcome}");
     server.stop();
-}
-
-/// The queue's thread is found asleep in one, and what they wrote is right.
-#[test]
-fn writes_that_come_one_by_one_are_slept_in() {
-    let disk = Disk::new(8 * MIB);
-    fs::write(disk.path(), vec![7; 8 << 20]).expect("no holes");
-    if !writes_at_once(&disk.path()) {
-        eprintln!("skipped: the file system of /var/tmp has no RWF_NOWAIT");
-        return;
-    }
-    let server = disk.serve(&[]);
-    let (pid, over) = (server.pid(), AtomicBool::new(false));
-    let seen = thread::scope(|scope| {
-        let watch = scope.spawn(|| {
-            while !over.load(Relaxed) && !calls(pid).contains(&libc::SYS_pwritev2) {
-                thread::sleep(Duration::from_micros(100));
-            }
-        });
-        let outcome = load(
-            &disk.socket(),
-            &["--rw", "randwrite", "--depth", "1", "--seconds", "3", "--verify"],
-        );
-        let seen = watch.is_finished();
-        over.store(true, Relaxed);
-        assert_eq!(outcome["errors"], 0, "{outcome}");
-        assert!(outcome["ios"].as_u64() > Some(100), "{outcome}");
-        seen
-    });
-    assert!(seen);
-    server.stop();
-}
-
-/// The system calls in which threads of a process sleep.
-fn calls(pid: u32) -> Vec<i64> {
-    let threads = fs::read_dir(format!("/proc/{pid}/task")).expect("its threads");
-    threads
-        .filter_map(|thread| fs::read_to_string(thread.ok()?.path().join("syscall")).ok())
-        .filter_map(|said| said.split(' ').next()?.parse().ok())
-        .collect()
-}
-
-/// Whether a file can be written to past the page cache without waiting for more than the disk.
-fn writes_at_once(path: &Path) -> bool {
-    let file = File::options().write(true).custom_flags(libc::O_DIRECT).open(path).expect("it");
-    let bytes = vec![7; 8192];
-    let aligned = &bytes[bytes.as_ptr().align_offset(4096)..][..4096];
-    let slices = [IoSlice::new(aligned)];
-    let end = rustix::io::pwritev2(&file, &slices, 0, ReadWriteFlags::NOWAIT);
-    end != Err(rustix::io::Errno::OPNOTSUPP)
 }
 
 #[test]

@@ -6,7 +6,6 @@ use ringtap_io::{Tasks, Time};
 use ringtap_vbd::Vbd;
 
 use crate::poll::{BATCH_WAIT, Batching, Poller, Wait};
-use crate::synchronous::Synchronous;
 
 /// Reading the clock of a thread's CPU time is a system call: not at every rest.
 const ACCOUNT_EVERY: Time = 100_000_000;
@@ -29,8 +28,6 @@ pub(crate) trait Source {
     const ASKS: bool = false;
     /// Whether several of many requests on the disk are waited for rather than the next.
     const GATHERS: bool = false;
-    /// Whether the thread may sleep in a write that came alone.
-    const SLEEPS_IN_WRITES: bool = false;
 
     /// What to wait awake for, and for how long.
     fn poller() -> Poller {
@@ -53,11 +50,6 @@ pub(crate) trait Source {
         Wait::of(self.in_flight())
     }
 
-    /// Whether requests have come while the thread slept in the write of one.
-    fn has_others(&self, _tasks: &mut Tasks) -> bool {
-        self.has_more()
-    }
-
     /// It waits awake: at the next turn it looks for requests, though nothing tells of any.
     fn looks_again(&self) {}
 
@@ -75,7 +67,7 @@ pub(crate) trait Source {
 pub(crate) fn run<S: Source>(source: &S, tasks: &mut Tasks) -> io::Result<()> {
     let io = tasks.io().clone();
     let mut poller = S::poller();
-    let (mut batching, mut synchronous) = (Batching::default(), Synchronous::default());
+    let mut batching = Batching::default();
     let mut accounted = 0;
     let mut account = |now: Time| {
         if now.saturating_sub(accounted) > ACCOUNT_EVERY {
@@ -90,15 +82,6 @@ pub(crate) fn run<S: Source>(source: &S, tasks: &mut Tasks) -> io::Result<()> {
             Turn::Over => return Ok(()),
         }
         let (in_flight, more) = (source.in_flight(), source.has_more());
-        if S::SLEEPS_IN_WRITES {
-            let requests = in_flight + usize::from(more);
-            let began = synchronous.turn(tasks, requests, |tasks| source.has_others(tasks))?;
-            if let Some(began) = began {
-                // The guest was waited for until then, not while its write was in flight.
-                poller.event(began);
-                continue;
-            }
-        }
         let now = io.now();
         let may_gather = S::GATHERS && !more && !tasks.has_ready();
         if let Some(events) = batching.wait_for(now, in_flight).filter(|_| may_gather) {

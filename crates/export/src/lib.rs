@@ -17,7 +17,6 @@ mod reclaim;
 #[doc(hidden)]
 pub mod sabotage;
 mod stop;
-mod synchronous;
 mod tuning;
 pub mod ublk;
 pub mod vhost_user;

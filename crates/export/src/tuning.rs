@@ -47,11 +47,6 @@ pub(crate) const BATCH_OF_FEW: usize = 16;
 /// and so many while more are: the disk is to begin with the first while others are prepared.
 pub(crate) const BATCH_OF_MANY: usize = 8;
 
-/// A small write is waited for in its own system call after so many in a row that came alone.
-pub(crate) const ROW: u32 = 32;
-/// Where a write takes longer, a worker more does not matter.
-pub(crate) const LONGEST: Time = 2_000_000;
-
 /// How many requests are begun before the disk is given them. With all that a client sends at once the
 /// whole depth would move in step, and the disk idle while the software works.
 pub(crate) const BEGUN_AT_ONCE: u32 = 4;

@@ -150,8 +150,7 @@ impl Container {
             && work_in_memory_inline(&file).map_err(failed("look at the file system of"))?;
         let open = OpenFile::new(OwnedFd::from(file));
         let direct = options.cache.direct();
-        let ended_by_worker = direct && kind.is_file() && !in_memory;
-        open.set_nature(Nature { image: true, in_memory, page_cache: !direct, ended_by_worker });
+        open.set_nature(Nature { image: true, in_memory, page_cache: !direct });
         let file = if options.force_share && options.read_only {
             lock::unlocked(open)
         } else {

@@ -77,8 +77,6 @@ pub struct Nature {
     pub in_memory: bool,
     /// Writes end in the page cache, which io_uring leaves to its workers on most file systems.
     pub page_cache: bool,
-    /// Writes go to the disk, and a worker of the kernel ends each that is not waited for.
-    pub ended_by_worker: bool,
 }
 
 struct Slot {

@@ -77,18 +77,6 @@ impl Reactor for Lent {
         self.inner()?.turn_for(submit, done, events, nanos)
     }
 
-    fn has_lone_write(&mut self, submit: &[(Key, Op)]) -> bool {
-        self.inner().is_ok_and(|inner| inner.has_lone_write(submit))
-    }
-
-    fn turn_in_write(
-        &mut self,
-        submit: &mut Vec<(Key, Op)>,
-        done: &mut Vec<(Key, i32)>,
-    ) -> io::Result<bool> {
-        self.inner()?.turn_in_write(submit, done)
-    }
-
     fn cancel(&mut self, key: Key, done: &mut Vec<(Key, i32)>) -> io::Result<()> {
         self.inner()?.cancel(key, done)
     }

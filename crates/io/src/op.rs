@@ -147,23 +147,6 @@ pub trait Reactor {
         self.turn(submit, done, false)
     }
 
-    /// Whether all that a disk has to do is one small write of `submit` that a worker of the kernel
-    /// would end: then this thread may as well sleep in it.
-    fn has_lone_write(&mut self, submit: &[(Key, Op)]) -> bool {
-        let _ = submit;
-        false
-    }
-
-    /// As [`Reactor::turn`], asleep until that write has ended. It is handed over as usual, and false
-    /// given, where the file would have this thread wait for more than the disk.
-    fn turn_in_write(
-        &mut self,
-        submit: &mut Vec<(Key, Op)>,
-        done: &mut Vec<(Key, i32)>,
-    ) -> io::Result<bool> {
-        self.turn(submit, done, false).map(|()| false)
-    }
-
     /// Have an operation that was taken end as soon as may be, at the latest with the next turn that waits;
     /// it completes as any other, perhaps here.
     fn cancel(&mut self, key: Key, done: &mut Vec<(Key, i32)>) -> io::Result<()> {

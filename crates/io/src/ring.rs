@@ -540,34 +540,6 @@ impl Reactor for Ring {
         Ok(())
     }
 
-    fn has_lone_write(&mut self, submit: &[(Key, Op)]) -> bool {
-        self.lone_write(submit).is_some()
-    }
-
-    fn turn_in_write(
-        &mut self,
-        submit: &mut Vec<(Key, Op)>,
-        done: &mut Vec<(Key, i32)>,
-    ) -> io::Result<bool> {
-        let Some(write) = self.lone_write(submit) else {
-            return self.turn(submit, done, false).map(|()| false);
-        };
-        // Nobody outside waits for what there is beside it.
-        let others = submit.len() > 1;
-        let write = submit.remove(write);
-        if others {
-            self.hand_over(submit, done)?;
-            self.enter(Sleep::NONE)?;
-        }
-        let made = self.write_to_disk(&write);
-        match made {
-            Some(result) => done.push((write.0, result)),
-            None => submit.push(write),
-        }
-        self.turn(submit, done, false)?;
-        Ok(made.is_some())
-    }
-
     fn cancel(&mut self, key: Key, done: &mut Vec<(Key, i32)>) -> io::Result<()> {
         let plain = [u64::from(key), u64::from(key) | OF_DISK];
         let watched = self.files.watched.beside(key);

@@ -198,22 +198,6 @@ impl Tasks {
         outcome
     }
 
-    /// Whether all that tasks want of a disk is one small write that this thread may as well sleep in.
-    #[inline]
-    pub fn has_lone_write(&mut self) -> bool {
-        let shared = &*self.io.shared;
-        shared.reactor.borrow_mut().has_lone_write(&shared.submit.borrow())
-    }
-
-    /// As [`Tasks::turn`], asleep in that write; whether it was.
-    pub fn turn_in_write(&mut self) -> io::Result<bool> {
-        std::mem::swap(&mut self.submit, &mut *self.io.shared.submit.borrow_mut());
-        let outcome =
-            self.io.shared.reactor.borrow_mut().turn_in_write(&mut self.submit, &mut self.done);
-        self.completed();
-        outcome
-    }
-
     /// Have every operation in flight end, and wait until all have; their tasks may then go on.
     pub fn cancel_all(&mut self) -> io::Result<()> {
         self.io.give_up_all()

@@ -19,7 +19,6 @@ fn a_disk_is_a_block_device_of_the_host() {
     carries_a_file_system(&lab);
     shows_the_disk_as_it_is(&lab);
     passes_on_what_is_asked(&lab);
-    sleeps_in_writes_that_come_one_by_one(&lab);
     survives_its_server(&lab);
     holds_while_memory_is_short(&lab);
     outlives_its_mount_namespace(&lab);
@@ -208,28 +207,6 @@ fn passes_on_what_is_asked(lab: &Lab) {
          if zeros 12 >/dev/null 2>&1; then exit 1; fi
          rm /mnt/files/sparse
          stop a"#,
-    );
-}
-
-/// A file on a disk has no worker of the kernel end them: a queue's thread is found in pwritev2.
-fn sleeps_in_writes_that_come_one_by_one(lab: &Lab) {
-    lab.run(
-        "one by one",
-        "dd if=/dev/urandom of=/mnt/files/lone bs=1M count=4 conv=fsync status=none
-         serve a /mnt/files/lone -f raw --ublk
-         dd if=/dev/urandom of=/tmp/lone bs=1M count=4 status=none
-         rm -f /tmp/enough
-         (while dd if=/tmp/lone of=/dev/ublkb0 bs=4k oflag=direct status=none; do
-             [ ! -e /tmp/enough ] || exit 0
-         done; exit 1) & dd=$!
-         for i in $(seq 3000); do
-             ! cat /proc/$(cat /tmp/a.pid)/task/*/syscall | grep -q '^328 ' || { touch /tmp/enough; break; }
-         done
-         [ -e /tmp/enough ] || { touch /tmp/enough; echo 'no thread sleeps in a write' >&2; exit 1; }
-         wait $dd
-         stop a
-         cmp /tmp/lone /mnt/files/lone
-         rm /tmp/lone /tmp/enough /mnt/files/lone",
     );
 }
 

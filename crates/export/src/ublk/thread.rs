@@ -135,7 +135,6 @@ struct Requests<'a> {
 impl Source for Requests<'_> {
     const ASKS: bool = true;
     const GATHERS: bool = true;
-    const SLEEPS_IN_WRITES: bool = true;
 
     fn poller() -> Poller {
         Poller::for_programs(waking_takes())
@@ -167,12 +166,6 @@ impl Source for Requests<'_> {
 
     fn waits_for(&self) -> Wait {
         Wait::of_reads(self.queue.in_flight(), self.queue.reads())
-    }
-
-    fn has_others(&self, tasks: &mut Tasks) -> bool {
-        // The answer to the write is not handed over yet: what is there has come beside it.
-        tasks.run_ready();
-        self.queue.in_flight() > 0
     }
 
     fn may_sleep(&self, _: &mut Tasks) -> bool {

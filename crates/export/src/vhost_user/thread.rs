@@ -466,7 +466,6 @@ impl Thread {
 
 impl Source for Thread {
     const GATHERS: bool = true;
-    const SLEEPS_IN_WRITES: bool = true;
 
     fn turn(&self, tasks: &mut Tasks) -> io::Result<Turn> {
         if self.heed(tasks)? {
