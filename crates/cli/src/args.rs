@@ -1,5 +1,6 @@
 //! The command line.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Arg, CommandFactory, Parser, Subcommand};
@@ -191,18 +192,32 @@ pub(crate) enum Command {
 
 /// The command line with the examples and exit codes that its help and its manual pages share.
 pub(crate) fn command() -> clap::Command {
+    command_for(&[])
+}
+
+/// The same to be read with these words: of a verb that none of them names its name alone is right.
+pub(crate) fn command_for(words: &[OsString]) -> clap::Command {
+    let command = Cli::command();
+    let names: Vec<&str> = command.get_subcommands().map(clap::Command::get_name).collect();
+    let named = words.iter().filter_map(|word| names.iter().find(|name| *word == **name));
+    let named: Vec<String> = named.map(|name| (*name).to_owned()).collect();
+    let is_meant = |verb: &str| named.is_empty() || named.iter().any(|name| name == verb);
     let images = ["base", "disk", "file", "files", "images", "source_file"];
-    let named = |arg: Arg| match images.contains(&arg.get_id().as_str()) {
+    let image = |arg: Arg| match images.contains(&arg.get_id().as_str()) {
         true => arg.value_parser(names::image()),
         false => arg,
     };
-    // As with QEMU's programs, what is said last of one thing counts.
-    manual::with_sections(Cli::command().mut_subcommands(|verb| {
-        match spelling::VERBS.contains(&verb.get_name()) {
-            true => verb.mut_args(named).args_override_self(true),
-            false => verb.mut_args(named),
+    let settled = |verb: clap::Command| {
+        let verb = manual::with_sections(verb).mut_args(image);
+        // As with QEMU's programs, what is said last of one thing counts.
+        if spelling::VERBS.contains(&verb.get_name()) {
+            verb.args_override_self(true)
+        } else {
+            verb
         }
-    }))
+    };
+    let all = |verb: clap::Command| if is_meant(verb.get_name()) { settled(verb) } else { verb };
+    manual::with_sections(command).mut_subcommands(all)
 }
 
 #[cfg(test)]

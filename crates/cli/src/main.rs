@@ -71,11 +71,13 @@ fn main() -> ExitCode {
 }
 
 fn ringtap() -> ExitCode {
-    let words = match spelling::translate(std::env::args_os().collect(), &args::command()) {
+    let words: Vec<_> = std::env::args_os().collect();
+    let program = args::command_for(&words);
+    let words = match spelling::translate(words, &program) {
         Ok(words) => words,
         Err(why) => return usage::told(&why),
     };
-    let matches = match args::command().try_get_matches_from(&words) {
+    let matches = match program.try_get_matches_from(&words) {
         Ok(matches) => matches,
         Err(error) => {
             return match compare::takes(&words, &error) {

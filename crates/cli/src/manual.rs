@@ -105,13 +105,10 @@ fn sections(command: &str) -> &'static [Section] {
     }
 }
 
-/// The same command line, with the sections above at the end of the long help of each command.
+/// The same command, with the sections above at the end of its long help.
 pub(crate) fn with_sections(command: Command) -> Command {
-    let own = help_text(sections(command.get_name()));
-    command.after_long_help(own).mut_subcommands(|sub| {
-        let text = help_text(sections(sub.get_name()));
-        if text.is_empty() { sub } else { sub.after_long_help(text) }
-    })
+    let text = help_text(sections(command.get_name()));
+    if text.is_empty() { command } else { command.after_long_help(text) }
 }
 
 fn help_text(sections: &[Section]) -> String {
