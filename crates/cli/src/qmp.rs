@@ -8,8 +8,9 @@ use anyhow::{Context, anyhow, bail};
 use serde_json::de::IoRead;
 use serde_json::{Deserializer, StreamDeserializer, Value, json};
 
-/// What a server of a former version does not know and can do without, and what is otherwise there.
-const DISPENSABLE: [(&str, &str); 2] = [
+/// What a server of a former version does not know and can do without, and what is otherwise there, if that is less.
+const DISPENSABLE: [(&str, &str); 3] = [
+    ("__ringtap_node-name", ""),
     (
         "__ringtap_persist",
         "where it keeps its disks (--persist), the next server opens what this writes to, too, until ringtap disk remove \
@@ -88,9 +89,11 @@ impl Qmp {
             let refused = end.as_ref().err().and_then(|error| dispensable(&error.to_string()));
             match refused {
                 Some((key, told)) if leave_out(&mut arguments, key) => {
-                    tracing::warn!(
-                        "the server is older than this command and does not know {key}: {told}"
-                    );
+                    if !told.is_empty() {
+                        tracing::warn!(
+                            "the server is older than this command and does not know {key}: {told}"
+                        );
+                    }
                 }
                 _ => return end,
             }

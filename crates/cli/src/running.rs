@@ -11,8 +11,9 @@ use crate::qmp::Qmp;
 
 /// The disks with their exports, as the server tells of them; or one.
 pub(crate) fn found(qmp: &mut Qmp, node: Option<&str>) -> anyhow::Result<Vec<Value>> {
-    let mut nodes = qmp.call("query-named-block-nodes", json!({}))?;
-    let exports = qmp.call("query-block-exports", json!({}))?;
+    let asked = node.map_or(json!({}), |node| json!({ "__ringtap_node-name": node }));
+    let mut nodes = qmp.call("query-named-block-nodes", asked.clone())?;
+    let exports = qmp.call("query-block-exports", asked)?;
     let Some(nodes) = nodes.as_array_mut() else { bail!("the server tells of no disks") };
     nodes.retain(|one| node.is_none_or(|node| one["node-name"] == node));
     for one in nodes.iter_mut() {

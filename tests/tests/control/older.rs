@@ -94,3 +94,36 @@ fn copies_are_made_by_a_server_that_does_not_know_all_that_the_command_says() {
     }
     empty.control.ok("block-dirty-bitmap-remove", json!({ "node": "a", "name": "c" }));
 }
+
+#[test]
+fn one_disk_is_asked_for_alone_where_the_server_knows_how() {
+    let mut empty = Empty::new();
+    empty.nbd();
+    for name in ["a", "b"] {
+        empty.add(name, "raw", "4M");
+        empty.export(&format!("export-{name}"), name, "nbd", json!({}));
+    }
+    for query in ["query-named-block-nodes", "query-block-exports"] {
+        for (asked, expected) in [("b", 1), ("nobody", 0)] {
+            let found = empty.control.ok(query, json!({ "__ringtap_node-name": asked }));
+            let found = found.as_array().expect("a list");
+            assert_eq!(found.len(), expected, "{query}: {found:?}");
+            assert!(found.iter().all(|one| one["node-name"] == asked), "{found:?}");
+        }
+    }
+    let older = empty.path("older");
+    relay(
+        UnixListener::bind(&older).expect("a socket"),
+        &empty.path("control"),
+        &["__ringtap_node-name"],
+    );
+    for socket in [empty.path("control"), older] {
+        let control = format!("unix:{}", socket.display());
+        let words = ["disk", "--control", &control, "info", "b", "--output", "json"];
+        let output = program(ringtap().to_str().expect("plain"), "ringtap", words);
+        assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+        let told: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        assert_eq!(told["node-name"], "b", "{told}");
+        assert_eq!(told["exports"][0]["id"], "export-b", "{told}");
+    }
+}

@@ -150,12 +150,14 @@ pub(super) fn device(served: &Served) -> DeviceInfo {
     }
 }
 
-fn devices(running: &Running) -> Vec<DeviceInfo> {
+/// The disks, or that of this node.
+fn devices(running: &Running, node: Option<&str>) -> Vec<DeviceInfo> {
+    let is_asked = |(_, served): &(&DiskId, &Served)| node.is_none_or(|node| node == served.node());
     let with_bitmaps = |(id, served): (&DiskId, &Served)| DeviceInfo {
         bitmaps: bitmaps(running, *id),
         ..device(served)
     };
-    running.disks.iter().map(with_bitmaps).collect()
+    running.disks.iter().filter(is_asked).map(with_bitmaps).collect()
 }
 
 /// A node that is no disk.
@@ -242,7 +244,11 @@ fn others(running: &Running) -> Vec<DeviceInfo> {
 
 arguments! {
     /// `query-named-block-nodes`
-    struct QueryNodes { "flat" flat: Option<bool> }
+    struct QueryNodes {
+        "flat" flat: Option<bool>,
+        /// This one alone, if it is there.
+        "__ringtap_node-name" node: Option<String>,
+    }
 }
 
 impl Command for QueryNodes {
@@ -250,8 +256,10 @@ impl Command for QueryNodes {
     type Answer = Vec<DeviceInfo>;
 
     fn run(self, running: &mut Running, reply: Reply<Self::Answer>) {
-        let mut devices = devices(running);
-        devices.extend(others(running));
+        let node = self.node.as_deref();
+        let mut devices = devices(running, node);
+        let is_asked = |other: &DeviceInfo| node.is_none_or(|node| node == other.node_name);
+        devices.extend(others(running).into_iter().filter(is_asked));
         if self.flat == Some(true) {
             devices.iter_mut().for_each(|device| device.image.backing = None);
         }
@@ -283,7 +291,7 @@ impl Command for QueryBlock {
     type Answer = Vec<BlockInfo>;
 
     fn run(self, running: &mut Running, reply: Reply<Self::Answer>) {
-        let mut devices = devices(running);
+        let mut devices = devices(running, None);
         running.aside("query", reply, move || {
             devices.iter_mut().for_each(|device| ask_files(&mut device.image));
             let block = |inserted: DeviceInfo| BlockInfo {
@@ -405,7 +413,10 @@ answer! {
 
 arguments! {
     /// `query-block-exports`
-    struct QueryExports {}
+    struct QueryExports {
+        /// Those of this disk alone.
+        "__ringtap_node-name" node: Option<String>,
+    }
 }
 
 impl Command for QueryExports {
@@ -415,6 +426,9 @@ impl Command for QueryExports {
     fn run(self, running: &mut Running, reply: Reply<Self::Answer>) {
         let info = |export: &Export| {
             let served = running.disks.get(&export.disk)?;
+            if self.node.as_deref().is_some_and(|node| node != served.node()) {
+                return None;
+            }
             let transport = &running.servers.get(&export.server)?.transport;
             Some(ExportInfo {
                 id: export.id.clone(),
