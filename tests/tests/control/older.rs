@@ -98,7 +98,7 @@ fn copies_are_made_by_a_server_that_does_not_know_all_that_the_command_says() {
 #[test]
 fn one_disk_is_asked_for_alone_where_the_server_knows_how() {
     let mut empty = Empty::new();
-    empty.nbd();
+    let _uri = empty.nbd();
     for name in ["a", "b"] {
         empty.add(name, "raw", "4M");
         empty.export(&format!("export-{name}"), name, "nbd", json!({}));
