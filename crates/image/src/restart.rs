@@ -30,6 +30,7 @@ mod moved;
 mod note;
 mod opening;
 mod path;
+mod space;
 mod spent;
 mod standing;
 
@@ -118,6 +119,8 @@ pub struct RestartLog {
     /// More memory that is kept as the log is, where a simulation provides it.
     beside: Option<Arc<[AtomicU64]>>,
     capacity: u64,
+    /// Changes of each half that have memory, see `space`.
+    ready: AtomicU64,
     /// Whether its memory is left when the image is closed, for whoever opens it next.
     stays_whole: AtomicBool,
     identity: Identity,
@@ -144,8 +147,10 @@ impl RestartLog {
         let identity = Identity { boot: boot::identity(folder)?, file: files::place_of(&image) };
         let path = folder.join(name_of(&image));
         let file = open_to_keep(folder, &path)?;
-        let words = SharedWords::map(&file, RestartLog::all_words_for(capacity))?;
+        let count = RestartLog::all_words_for(capacity);
+        let words = SharedWords::map_parts(&file, count, space::at_first(capacity))?;
         let mut log = RestartLog::with(Arc::new(words), identity, capacity);
+        log.ready = space::least(capacity).into();
         (log.path, log.file, log.name) = (Some(path), Some(file), name);
         Ok(log)
     }
@@ -163,6 +168,7 @@ impl RestartLog {
             name,
             beside,
             capacity,
+            ready: capacity.into(),
             stays_whole: AtomicBool::new(false),
             identity,
             image,
@@ -408,9 +414,10 @@ impl RestartLog {
         let last = self.word(TURN[0]).max(self.word(TURN[1]));
         let turn = if last < LAST_TURN { last + 1 } else { 1 };
         if last >= LAST_TURN {
-            // Of turns that come again.
-            let places =
-                (0..2).flat_map(|half| (0..self.capacity).map(move |number| (half, number)));
+            // Of turns that come again. What has no memory is 0.
+            let _room = self.room_for(self.capacity);
+            let ready = self.ready.load(SeqCst);
+            let places = (0..2).flat_map(|half| (0..ready).map(move |number| (half, number)));
             places.for_each(|(half, number)| self.set(self.place(half, number), 0));
         }
         for at in TURN[0]..=COUNT[1] {
@@ -448,7 +455,12 @@ impl RestartLog {
         self.capacity
     }
 
-    /// Changes that can be noted before the next flush has ended.
+    /// Changes that may be noted at once, whatever else is.
+    pub(crate) fn at_once(&self) -> u64 {
+        (space::least(self.capacity) / 8).max(1)
+    }
+
+    /// Changes that can be noted before the next flush has ended, as far as there is memory for them.
     pub fn room(&self) -> u64 {
         self.capacity.saturating_sub(self.word(COUNT[self.current()]))
     }
@@ -458,7 +470,7 @@ impl RestartLog {
     pub fn append(&self, record: Record) -> bool {
         let half = self.current();
         let number = self.word(COUNT[half]);
-        if number >= self.capacity {
+        if number >= self.ready.load(SeqCst) {
             return false;
         }
         let at = self.place(half, number);

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io;
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
 
@@ -25,15 +25,21 @@ impl SharedWords {
     /// Map the first `count` words of a file, which is made long enough. Nobody may make it shorter
     /// while it is mapped: keep it where only this user may write.
     pub fn map(file: &File, count: usize) -> io::Result<SharedWords> {
+        SharedWords::map_parts(file, count, std::iter::once(0..count))
+    }
+
+    /// The same with space for these parts alone: others must not be touched before they have some, by
+    /// [`SharedWords::take_space`].
+    pub fn map_parts(
+        file: &File,
+        count: usize,
+        parts: impl IntoIterator<Item = Range<usize>>,
+    ) -> io::Result<SharedWords> {
         let bytes = count.max(1).checked_mul(8).ok_or(io::ErrorKind::InvalidInput)?;
         if file.metadata()?.len() < bytes as u64 {
             file.set_len(bytes as u64)?;
         }
-        // Space is taken now: a full tmpfs would be a SIGBUS later. A signal interrupts it, and so does
-        // what a ring has for this thread to do.
-        rustix::io::retry_on_intr(|| {
-            rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, bytes as u64)
-        })?;
+        parts.into_iter().try_for_each(|part| SharedWords::take_space(file, part))?;
         // SAFETY: a new mapping at an address of the kernel's choice touches no other memory.
         let base = unsafe {
             mmap(
@@ -47,6 +53,18 @@ impl SharedWords {
         };
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(SharedWords { base, count })
+    }
+
+    /// Give words of a file space: a full tmpfs would be a SIGBUS later.
+    pub fn take_space(file: &File, words: Range<usize>) -> io::Result<()> {
+        if words.is_empty() {
+            return Ok(());
+        }
+        let [offset, len] = [words.start, words.len()].map(|count| 8 * count as u64);
+        // A signal interrupts it, and so does what a ring has for this thread to do.
+        let none = rustix::fs::FallocateFlags::empty();
+        rustix::io::retry_on_intr(|| rustix::fs::fallocate(file, none, offset, len))?;
+        Ok(())
     }
 }
 

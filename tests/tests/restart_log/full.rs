@@ -1,5 +1,7 @@
 //! No room for a restart log: what a guest was told is written is not left to luck.
 
+use std::os::unix::fs::MetadataExt;
+
 use ringtap_tests::{Control, Server, ok, plain};
 use serde_json::json;
 
@@ -43,6 +45,58 @@ fn is_not_served_without_a_log(format: Format) {
     let said = server.stop();
     assert!(said.contains("no restart log for"), "{format:?}: {said}");
     assert!(case.by_qemu(&case.image()) == case.disk, "{format:?}");
+}
+
+/// A log takes its memory as changes come: where there is none left, flushes come between them.
+#[test]
+fn what_a_log_has_no_memory_for_is_stable() {
+    for full in [false, true] {
+        let logs = file_system_of(2, "tmpfs", &[], "");
+        std::fs::set_permissions(
+            logs.folder(),
+            std::os::unix::fs::PermissionsExt::from_mode(0o700),
+        )
+        .expect("this user's alone");
+        let within = tempfile::tempdir().expect("a folder");
+        let [image, socket] = ["image", "socket"].map(|name| within.path().join(name));
+        let make = ["create", "-q", "-f", "qcow2", "-o", "cluster_size=512", plain(&image), "16M"];
+        ok("qemu-img", "qemu-utils", &make);
+        let at = format!("unix:{}", plain(&socket));
+        let words = [plain(&image), "-f", "qcow2", "--cache", "writeback", "--nbd", &at];
+        let serve = || Server::start([&words[..], &["--state-dir", plain(logs.folder())]].concat());
+        let server = serve();
+        let taken = || {
+            let all = std::fs::read_dir(logs.folder()).expect("a folder");
+            let paths = all.map(|one| one.expect("a file").path());
+            let log = paths.filter(|path| path.extension().is_some_and(|end| end == "restart"));
+            let blocks = |log: std::path::PathBuf| log.metadata().expect("a log").blocks();
+            512 * log.map(blocks).sum::<u64>()
+        };
+        let at_first = taken();
+        assert!(at_first < 256 << 10, "{at_first}");
+        if full {
+            let filler = "head -c 4M /dev/zero > \"$0/filler\" || true";
+            ok("sh", "dash", &["-c", filler, plain(logs.folder())]);
+        }
+        let before = taken();
+        let mut client = Client::start(&socket);
+        for mib in 0..10 {
+            client.run(&format!("write -q -P {} {mib}M 1M", mib + 1));
+        }
+        let more = taken() - before;
+        assert_eq!(more == 0, full, "{more} bytes more");
+        drop(client);
+        server.kill();
+        crate::tick();
+        let server = serve();
+        let mut client = Client::start(&socket);
+        for mib in 0..10 {
+            client.run(&format!("read -q -P {} {mib}M 1M", mib + 1));
+        }
+        drop(client);
+        server.stop();
+        ok("qemu-img", "qemu-utils", &["check", "-q", plain(&image)]);
+    }
 }
 
 /// By a client's word, too, and again after a restart.

@@ -244,7 +244,7 @@ impl Shared {
         let geometry = &self.tables.geometry;
         let first = offset >> geometry.cluster_bits;
         let slice = geometry.clusters_of_slice(geometry.slice_of(first));
-        let most = self.restart.get().map_or(u64::MAX, |log| (log.capacity() / 8).max(1));
+        let most = self.restart.get().map_or(u64::MAX, RestartLog::at_once);
         let end = (offset + len + geometry.cluster() - 1) >> geometry.cluster_bits;
         let end = end.min(slice.end).min(first.saturating_add(most));
         (len.min((end << geometry.cluster_bits) - offset), end - first)
@@ -253,9 +253,9 @@ impl Shared {
     /// Whether a flush must come before so many more changes are begun.
     pub(super) fn log_is_crowded(&self, state: &State, more: u64) -> bool {
         let Some(log) = self.restart.get() else { return false };
-        let room = log.room();
-        let begun = state.allocations.reserved();
-        room < begun + more || room < log.capacity() / 8 && !self.flushes.is_running()
+        let needed = state.allocations.reserved() + more;
+        log.room_for(needed) < needed
+            || log.room() < log.capacity() / 8 && !self.flushes.is_running()
     }
 
     /// Take up what a killed server left, if that was decided, make it stable, and begin a log of our own.

@@ -82,7 +82,8 @@ impl Shared {
         let Some(log) = self.restart.get() else { return false };
         // A write notes a new block and its sectors.
         let needed = 2 * (begun + 1);
-        log.room() < needed || log.room() < log.capacity() / 2 && !self.flushes.is_running()
+        log.room_for(needed) < needed
+            || log.room() < log.capacity() / 2 && !self.flushes.is_running()
     }
 
     pub(super) fn note_block(&self, block: u32, place: u64, whole: bool) {
