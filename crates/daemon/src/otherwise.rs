@@ -30,6 +30,8 @@ pub(crate) struct Otherwise {
     /// The file that it is to lie in, where that is another.
     pub(crate) place: Option<Place>,
     pub(crate) below: Below,
+    /// What lay below it, once it is put away.
+    pub(crate) away: Option<Option<Box<dyn Image>>>,
     /// What other disks have open.
     pub(crate) held: Vec<PathBuf>,
     pub(crate) wrap: Wrap,
@@ -45,9 +47,33 @@ impl Otherwise {
     ///
     /// # Errors
     /// Why it is as it was. Where it could not be opened so, either, the disk is stopped.
-    pub(crate) fn open(self) -> Result<(), Error> {
+    pub(crate) fn open(mut self) -> Result<(), Error> {
         let path = self.was.path.clone();
+        if is_store(&path) && !self.stays() {
+            self = on_a_ring(&path, |io| async move { Box::pin(self.put_away(&io)).await })??;
+        }
         on_a_ring(&path, |io| async move { Box::pin(self.exchange(&io)).await })?
+    }
+
+    /// Whether the same file is written to, or not, as it was, upon the same.
+    fn stays(&self) -> bool {
+        let [was, is] = [&self.was, &self.disk].map(|disk| disk.options.read_only);
+        self.place.is_none() && was == is && matches!(self.below, Below::Stays)
+    }
+
+    /// Close an image that nobody uses on a server, which may have room for one connection: no handle of it is left.
+    async fn put_away(mut self, io: &Io) -> Result<Otherwise, Error> {
+        let own = self.vbd.fork();
+        let still = stand_still(io, &own).await.map_err(|busy| self.failed(busy))?;
+        let wrong = |error: ringtap_image::Error| self.failed(error);
+        let former = still.image().map_err(wrong)?;
+        self.vbd.close(io).await.map_err(wrong)?;
+        former.stop_writing();
+        former.let_write(true);
+        let info = Info { size: self.vbd.size(), ..former.info().clone() };
+        let former = still.come_back(Box::new(Away::new(info))).map_err(wrong)?;
+        self.away = Some(former.below().map(Image::fork));
+        Ok(self)
     }
 
     fn failed(&self, why: impl ToString) -> Error {
@@ -60,27 +86,27 @@ impl Otherwise {
         let former = still.image().map_err(|error| self.failed(error))?;
         let place = former.place().unwrap_or_else(|| (&*self.was.path).into());
         let is_qcow2 = former.info().format == Format::Qcow2.name();
-        let lower = former.below().map(Image::fork);
+        let stays = self.stays();
+        let (is_away, lower) = match self.away.take() {
+            Some(lower) => (true, lower),
+            None => (false, former.below().map(Image::fork)),
+        };
         let below = || lower.as_ref().filter(|_| is_qcow2).map(|image| image.fork());
-        let goes_on = matches!(self.below, Below::Stays);
         let upon = match std::mem::replace(&mut self.below, Below::Stays) {
             Below::Stays => below(),
             Below::AsOpened => None,
             Below::Is(image) => Some(image),
         };
         let moves = self.place.take();
-        let [was, is] = [&self.was, &self.disk].map(|disk| disk.options.read_only);
-        // What is kept of bitmaps goes on, and so does what an overlay was made upon and is not stable yet.
-        let stays = moves.is_none() && was == is && goes_on;
         let wrong = |error: ringtap_image::Error| self.failed(error);
-        let is_remote = is_store(&self.was.path);
-        if is_remote && stays {
+        if stays && is_store(&self.was.path) {
             // It is in no page cache here.
             let put = still.opened_otherwise(former, self.disk.options.cache);
             return put.map(drop).map_err(wrong);
         }
+        // What is kept of bitmaps goes on where it stays, and so does what an overlay was made upon and is not stable yet.
         let closed = match stays {
-            true if was => Ok(()),
+            _ if is_away || stays && self.was.options.read_only => Ok(()),
             true => former.close(io).await,
             false => self.vbd.close(io).await,
         };
@@ -88,11 +114,6 @@ impl Otherwise {
         // What is opened next is mostly the same file; this handle of it is not used again.
         former.stop_writing();
         former.let_write(true);
-        if is_remote {
-            // A server may have room for one connection.
-            let info = Info { size: self.vbd.size(), ..former.info().clone() };
-            still.come_back(Box::new(Away::new(info))).map(drop).map_err(wrong)?;
-        }
         drop(former);
         let to = moves.unwrap_or_else(|| place.clone());
         let end = self.put(io, &still, &self.disk, to, upon, stays).await;

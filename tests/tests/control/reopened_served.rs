@@ -2,11 +2,12 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::thread::{JoinHandle, spawn};
+use std::thread::{JoinHandle, sleep, spawn};
+use std::time::{Duration, Instant};
 
-use ringtap_tests::{is_well, load, ok, program};
+use ringtap_tests::{is_well, listens, load, ok, patience, program};
 use serde_json::{Value, json};
 
 use crate::{Control, Empty, Server, node, qemu_io, vhost};
@@ -366,6 +367,55 @@ fn what_was_described_within_goes_when_nothing_lies_upon_it() {
     assert_eq!(all.as_array().expect("a list").len(), 1, "{all}");
     // Nor does anybody have it open.
     ok("qemu-io", "qemu-utils", &["-f", "qcow2", "-c", "write -q -P 2 0 1M", &below]);
+    empty.control.ok("quit", json!({}));
+    empty.server.ends();
+}
+
+/// Killed when dropped.
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// It lets in one client, and has no room for an image that is opened anew beside the one that is open.
+#[test]
+fn a_server_with_one_connection_serves_on() {
+    let mut empty = Empty::new();
+    let [image, at] = ["image", "at"].map(|name| empty.text(name));
+    fs::write(&image, vec![1; 8 << 20]).expect("an image");
+    let args = ["-t", "-e", "1", "-f", "raw", "-x", "s", "-k", &at, &image];
+    let server = Command::new("qemu-nbd").args(args).spawn();
+    let _server = Killed(server.expect("apt-get install qemu-utils"));
+    let end = Instant::now() + patience();
+    while !listens(at.as_ref()) {
+        assert!(Instant::now() < end, "qemu-nbd does not come");
+        sleep(Duration::from_millis(10));
+    }
+    let file = json!({ "driver": "nbd", "export": "s", "server": { "type": "unix", "path": at } });
+    let open = json!({ "driver": "raw", "node-name": "s", "file": file });
+    empty.control.ok("blockdev-add", open.clone());
+    let reopen = |empty: &mut Empty, key: &str, value: Value| {
+        let mut open = open.clone();
+        open[key] = value;
+        empty.control.call("blockdev-reopen", json!({ "options": [open] }))
+    };
+    for read_only in [true, false] {
+        assert_eq!(reopen(&mut empty, "read-only", read_only.into()), Ok(json!({})));
+    }
+    let uri = empty.nbd();
+    empty.export("s", "s", "nbd", json!({ "writable": false }));
+    for direct in [false, true] {
+        let cache = json!({ "direct": direct });
+        assert_eq!(reopen(&mut empty, "cache", cache), Ok(json!({})));
+        reads(&uri("s"), &["read -P 1 0 8M"]).expect("what is there");
+    }
+    let why = reopen(&mut empty, "read-only", true.into()).expect_err("it is in use");
+    assert!(why.contains("one connection"), "{why}");
+    reads(&uri("s"), &["read -P 1 0 8M"]).expect("what is there");
     empty.control.ok("quit", json!({}));
     empty.server.ends();
 }

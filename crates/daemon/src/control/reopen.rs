@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use ringtap_image::{CacheMode, OpenOptions, Place};
+use ringtap_image::{CacheMode, OpenOptions, Place, is_store};
 
 use super::command::Command;
 use super::job_words::JobType;
@@ -242,6 +242,15 @@ impl Running {
                 who.map_or(busy, |who| Refusal::new(format!("Node '{name}' is busy: {who}")))
             })?;
         }
+        let is_used = self.is_shown(id) || !self.lying_upon(id).is_empty();
+        let goes_on = matches!(below, Below::Stays) && !moves;
+        let same = goes_on && read_only == served.disk.options.read_only;
+        if is_store(&served.disk.path) && is_used && !same {
+            return refuse(format!(
+                "Node '{name}' is on a server, which may have room for one connection: while it is in use only 'cache' and \
+                 'discard' change"
+            ));
+        }
         let from_start = |one: &Export| one.disk == id && !self.was_added(one.server);
         let shown = self.exports.iter().find(|one| from_start(one));
         if let Some(export) = shown.filter(|_| served.vbd.is_read_only() && !read_only) {
@@ -354,6 +363,7 @@ impl Running {
             vbd: served.vbd.clone(),
             place: wanted.place.clone(),
             below,
+            away: None,
             held: self.beside(wanted.id, &[]).held,
             wrap: self.wrap.clone(),
         })
