@@ -64,14 +64,14 @@ fn runs_full(make: impl Fn(&Path) -> Target) {
 #[test]
 fn copies_to_a_luks_container_wait_for_room() {
     let node = |file: Value| json!({ "driver": "luks", "file": file, "key-secret": "s" });
-    runs_full(|folder| encrypted(folder, "luks", "", &node));
+    runs_full(|folder| encrypted(folder, "luks", "", node));
 }
 
 #[test]
 fn copies_to_an_encrypted_qcow2_image_wait_for_room() {
     let encrypt = json!({ "format": "luks", "key-secret": "s" });
     let node = |file: Value| json!({ "driver": "qcow2", "file": file, "encrypt": encrypt });
-    runs_full(|folder| encrypted(folder, "qcow2", "encrypt.", &node));
+    runs_full(|folder| encrypted(folder, "qcow2", "encrypt.", node));
 }
 
 /// QEMU's server of a raw file; killed when dropped.
