@@ -1,14 +1,15 @@
 //! Every job that copies a disk, into a target of some kind, while a guest writes.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::{Control, Server, ok, program};
+use crate::{Control, Server, ok, patience, program};
 
 const MIB: u64 = 1 << 20;
 const SIZE: u64 = 16 * MIB;
@@ -244,6 +245,96 @@ impl Source {
             self.remove(target);
         }
         self.is_copied_by_all(target);
+    }
+
+    /// It has met an error of its target, and stands still, or ends, as it was told.
+    fn meets_no_room(&mut self, action: &str) {
+        loop {
+            let (name, told) = self.control.event();
+            if name == "BLOCK_JOB_ERROR" {
+                assert_eq!(
+                    (&told["operation"], &told["action"]),
+                    (&json!("write"), &json!(action))
+                );
+                return;
+            }
+        }
+    }
+
+    fn waits_for_room(&mut self) {
+        let until = Instant::now() + patience();
+        loop {
+            let job = &self.control.ok("query-block-jobs", json!({}))[0];
+            if (&job["io-status"], &job["status"]) == (&json!("nospace"), &json!("paused")) {
+                return;
+            }
+            assert!(Instant::now() < until, "{job}");
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Jobs whose target has no room end, or wait and go on where they were once there is, as they are told; `ballast` takes the
+    /// room as long as it is there, and `make` makes the target anew. The guest notices nothing.
+    pub fn runs_full(&mut self, make: impl Fn() -> Target, ballast: &Path) {
+        qemu_io(&self.options(), &["write -P 77 0 16M".to_owned()]).expect("written");
+        let [begun, blocking] = ["background", "write-blocking"]
+            .map(|mode| json!({ "__ringtap_copy": true, "copy-mode": mode }));
+        for (command, more) in [
+            ("blockdev-backup", json!({})),
+            ("blockdev-mirror", begun),
+            ("blockdev-mirror", blocking),
+        ] {
+            let is_backup = command == "blockdev-backup";
+            let no_room = || {
+                let target = make();
+                fs::write(ballast, vec![1; SIZE as usize]).expect("the ballast");
+                target
+            };
+            let target = &no_room();
+            let guest = Guest::begin(self);
+            self.add(target);
+            self.begin(command, "full", more.clone());
+            self.meets_no_room("report");
+            let error = self.ended().as_str().map(str::to_owned).expect("it fails");
+            assert!(error.contains("no space"), "{command}: {error}");
+            // What its own tables still wanted to write is said to be lost, and it is closed all the same.
+            let end = self.control.call("blockdev-del", json!({ "node-name": "t" }));
+            assert!(end.as_ref().err().is_none_or(|why| why.contains("cannot flush")), "{end:?}");
+            self.control.ok("object-del", json!({ "id": "s" }));
+            guest.ends_well();
+
+            fs::remove_file(ballast).expect("removed");
+            let target = &no_room();
+            let bitmap = json!({ "node": "a", "name": "b" });
+            self.add(target);
+            self.control.ok("block-dirty-bitmap-add", bitmap.clone());
+            let guest = Guest::begin(self);
+            let mut more = more;
+            more["on-target-error"] = "enospc".into();
+            self.begin(command, "full", more);
+            self.meets_no_room("stop");
+            self.waits_for_room();
+            self.control.ok("block-job-resume", json!({ "device": "j" }));
+            self.meets_no_room("stop");
+            self.waits_for_room();
+            thread::sleep(Duration::from_millis(300));
+            fs::remove_file(ballast).expect("removed");
+            self.control.ok("block-job-resume", json!({ "device": "j" }));
+            if !is_backup {
+                self.until("BLOCK_JOB_READY");
+            }
+            guest.ends_well();
+            if !is_backup {
+                self.control.ok("job-complete", json!({ "id": "j" }));
+            }
+            assert_eq!(self.ended(), Value::Null, "{command}");
+            if is_backup {
+                self.begin(command, "incremental", json!({ "bitmap": "b" }));
+                assert_eq!(self.ended(), Value::Null);
+            }
+            self.control.ok("block-dirty-bitmap-remove", bitmap);
+            self.is_copied(target);
+        }
     }
 
     /// Jobs are cancelled whose target stands still, as `stands` has it do and go on: guests are held for a moment at most.

@@ -37,7 +37,7 @@ fn bound_of(vbd: &Disk) -> Option<(Container, Result<Binding, Error>)> {
 /// # Errors
 /// Where they cannot be found, and what is kept of them cannot be removed: it would lack what is written from now on.
 pub(crate) fn restore(vbd: &Disk) -> Result<(), Error> {
-    if vbd.info().read_only {
+    if vbd.is_read_only() {
         return Ok(());
     }
     let Ok(image) = vbd.image() else { return Ok(()) };

@@ -89,6 +89,7 @@ impl DiskFacts {
     /// The disk goes on in another image.
     pub(crate) fn goes_on(&mut self, disk: &Disk, vbd: &ringtap_vbd::Disk) {
         self.disk = disk.path.display().to_string();
+        (self.read_only, self.cache) = (vbd.is_read_only(), cache_name(vbd.cache()));
         if let Ok(image) = vbd.image() {
             self.format = image.info().format;
         }

@@ -84,8 +84,7 @@ impl Keeper {
         if !running.quit {
             self.place_new(running);
             let now = kept::texts(running);
-            let stays =
-                |file: &PathBuf| now.contains_key(file) || running.pending.reopened.contains(file);
+            let stays = |file: &PathBuf| now.contains_key(file);
             work.removed.extend(self.texts.keys().filter(|file| !stays(file)).cloned());
             self.texts.retain(|file, _| stays(file));
             for (file, text) in now {

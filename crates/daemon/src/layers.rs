@@ -12,7 +12,7 @@ use crate::running::{Running, Served};
 use crate::switch::Beside;
 
 /// The files of an image and of those below it.
-fn chain(served: &Served) -> Vec<Identity> {
+pub(crate) fn chain(served: &Served) -> Vec<Identity> {
     let Ok(top) = served.vbd.image() else { return vec![] };
     let of = |image: &dyn Image| image.place().and_then(|place| identity(&place.at()));
     std::iter::successors(Some(&*top), |image| image.below()).filter_map(of).collect()
@@ -192,7 +192,7 @@ impl Running {
                     "Node '{node}' is busy: what its exports show of {image} would change"
                 ));
             }
-            if !other.vbd.info().read_only {
+            if !other.vbd.is_read_only() {
                 return Err(format!(
                     "Node '{node}' is open for writing, and {image} is to be written to by another: blockdev-reopen it \
                      read-only"

@@ -54,6 +54,7 @@ mod moves;
 mod newcomers;
 mod node;
 mod opened;
+mod otherwise;
 mod passed;
 mod passing;
 mod pending;

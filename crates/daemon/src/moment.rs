@@ -207,7 +207,7 @@ fn make_scratch(parts: &[Part]) -> Result<Vec<Option<Scratch>>, Error> {
     let all = parts.iter().flat_map(|part| part.backups.iter().map(move |wanted| (part, wanted)));
     let made = all.map(|(part, wanted)| {
         // What nobody writes to changes not.
-        let scratch = wanted.scratch.as_ref().filter(|_| !part.vbd.info().read_only);
+        let scratch = wanted.scratch.as_ref().filter(|_| !part.vbd.is_read_only());
         let Some(at) = scratch else { return Ok(None) };
         match at.make(part.vbd.size()) {
             Ok(scratch) => Ok(Some(scratch)),

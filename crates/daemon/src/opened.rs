@@ -280,7 +280,7 @@ fn open(disk: &Disk, wrap: &Wrap, at: At) -> Result<(Vbd, Option<(Place, Format)
     let placement = Placement::new(processors, cgroup.as_deref())
         .map_err(|why| Error::Usage(format!("{}: {why}", disk.path.display())))?;
     let vbd = vbd.held_back(disk.hold).placed(placement);
-    if !disk.incoming && !vbd.info().read_only && !goes_on_nowhere {
+    if !disk.incoming && !vbd.is_read_only() && !goes_on_nowhere {
         successor::take_back(&disk.path);
     }
     checkpoints::restore(vbd.disk())?;

@@ -1,7 +1,6 @@
 //! What is about to come or to go, and takes time: other threads see to that, and the names are taken meanwhile.
 
 use std::collections::{HashMap, HashSet};
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
@@ -27,8 +26,8 @@ pub(crate) struct Pending {
     pub(crate) away: HashSet<DiskId>,
     /// Disks whose bitmaps are being changed.
     pub(crate) bitmaps_changing: HashSet<DiskId>,
-    /// Files of disks that are closed only to be opened anew: they stay.
-    pub(crate) reopened: HashSet<PathBuf>,
+    /// Disks whose image is being opened otherwise.
+    pub(crate) reopened: HashSet<DiskId>,
     /// Disks that are about to be paused, each by the pause.
     pub(crate) pauses: HashMap<DiskId, Arc<()>>,
     /// What jobs are to be called that begin once their moment has come.

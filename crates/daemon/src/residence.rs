@@ -174,7 +174,7 @@ impl Residence {
         opened::sectors_fit(&disk, image.info().size)?;
         let (named, before) = (opened::named(&disk, place, &*image), self.vbd.size());
         self.put(&disk, image)?;
-        if from_afar && !self.vbd.info().read_only {
+        if from_afar && !self.vbd.is_read_only() {
             successor::take_back(&disk.path);
         }
         if let Err(error) = checkpoints::restore(&self.vbd) {

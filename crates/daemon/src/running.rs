@@ -380,7 +380,7 @@ impl Running {
         let id = id.or_else(found).unwrap_or_default();
         let (name, when_gone, write_through) = (name.to_owned(), vec![], None);
         let closing = false;
-        let writable = self.disks.get(&disk).is_some_and(|of| !of.vbd.info().read_only);
+        let writable = self.disks.get(&disk).is_some_and(|of| !of.vbd.is_read_only());
         let export =
             Export { id, disk, server, kind, name, closing, when_gone, writable, write_through };
         self.exports.push(export);

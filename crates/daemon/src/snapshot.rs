@@ -148,7 +148,7 @@ fn prepare(wanted: &Wanted, part: Option<(&Transaction, usize)>) -> Result<Prepa
     let Ok(format) = vbd.info().format.parse::<Format>() else {
         return refused(format!("{} is no image", disk.path.display()));
     };
-    if vbd.info().read_only {
+    if vbd.is_read_only() {
         return refused("the disk is read-only".into());
     }
     let current = vbd.image().map_err(|error| failed(overlay, error.to_string()))?;

@@ -29,14 +29,15 @@ fn file(image: &dyn Image) -> Option<Identity> {
     image.place().and_then(|place| identity(&place.at()))
 }
 
-/// Have `change` open an image anew that these disks read, the nearest first, and give it beside what else came of it.
+/// Have `change` open an image anew that these disks read, the nearest first, and give it, with the file that it lay in until
+/// now, beside what else came of it.
 ///
 /// # Errors
 /// Before anything was changed: a disk does not stand still. Second, where one could not be opened upon the image: it is
 /// stopped.
 pub(crate) fn opened_anew<T: Send + 'static>(
     upon: Vec<Upon>,
-    change: impl FnOnce() -> (T, Option<Box<dyn Image>>) + Send + 'static,
+    change: impl FnOnce() -> (T, Option<(Identity, Box<dyn Image>)>) + Send + 'static,
 ) -> Result<(T, Result<(), Error>), Error> {
     if upon.is_empty() {
         return Ok((change().0, Ok(())));
@@ -50,7 +51,7 @@ pub(crate) fn opened_anew<T: Send + 'static>(
 async fn meanwhile<T: Send + 'static>(
     io: &Io,
     upon: &[Upon],
-    change: impl FnOnce() -> (T, Option<Box<dyn Image>>) + Send + 'static,
+    change: impl FnOnce() -> (T, Option<(Identity, Box<dyn Image>)>) + Send + 'static,
 ) -> Result<(T, Result<(), Error>), Error> {
     let vbds: Vec<Vbd> = upon.iter().map(|one| one.vbd.fork()).collect();
     let mut still = vec![];
@@ -66,7 +67,7 @@ async fn meanwhile<T: Send + 'static>(
         return Err(Error::Usage("it could not be opened anew".into()));
     };
     let mut opened: Opened = vec![];
-    opened.extend(image.and_then(|image| Some((file(&*image)?, image))));
+    opened.extend(image);
     let mut all = Ok(());
     for (one, vbd, still) in still {
         let _disk = one.vbd.span().enter();

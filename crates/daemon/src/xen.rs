@@ -252,7 +252,7 @@ mod tests {
         let (open, _inbox) = toolstack();
         let wanted = |params| Wanted { name: "xen1-51712", params, read_only: true };
         let (disk, vbd, _) = open.opened(&wanted("null:1M")).expect("a disk");
-        assert!(vbd.info().read_only && disk.node_name.as_deref() == Some("xen1-51712"));
+        assert!(vbd.is_read_only() && disk.node_name.as_deref() == Some("xen1-51712"));
         let error = open.opened(&wanted("qcow2:/nonexistent/a")).err().expect("none there");
         assert!(error.contains("/nonexistent/a"), "{error}");
     }

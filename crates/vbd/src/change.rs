@@ -5,7 +5,7 @@ use std::pin::pin;
 use std::sync::atomic::Ordering::Relaxed;
 use std::task::Poll;
 
-use ringtap_image::{Error, Image};
+use ringtap_image::{CacheMode, Error, Image};
 use ringtap_io::{Io, Time};
 
 use crate::Vbd;
@@ -90,6 +90,23 @@ impl Quiesced<'_> {
         self.put(image, Size::NotSmaller, Current::unsettled)
     }
 
+    /// As [`Quiesced::replace`], by an image that is opened otherwise than the disk's was: for reading alone, or by the page
+    /// cache. Nobody who may write has the disk where the new one is only read.
+    pub fn opened_otherwise(
+        &self,
+        image: Box<dyn Image>,
+        cache: CacheMode,
+    ) -> Result<Box<dyn Image>, Error> {
+        let medium = &self.vbd.shared.medium;
+        let (was, before) = (medium.is_read_only(), medium.cache());
+        medium.is_opened(image.info().read_only, cache);
+        let end = self.put(image, Size::Same, Current::unsettled);
+        if end.is_err() {
+            medium.is_opened(was, before);
+        }
+        end
+    }
+
     /// Let an overlay on the disk's image take its place, without waiting for the image to be stable: the disk's
     /// flushes do that first, until [`Former::settle`] has.
     pub fn overlay(&self, image: Box<dyn Image>) -> Result<Former, Error> {
@@ -133,7 +150,7 @@ impl Quiesced<'_> {
         if !fits {
             return Err(Error::Range);
         }
-        if image.info().read_only && !shared.medium.info.read_only {
+        if image.info().read_only && !shared.medium.is_read_only() {
             return Err(Error::ReadOnly);
         }
         let mut next = Current::new(image);

@@ -193,7 +193,7 @@ impl Disk {
         let own = self.info();
         let logical = logical_block_size.unwrap_or(own.logical_block_size);
         let info = Info {
-            read_only: read_only || own.read_only,
+            read_only: read_only || self.is_read_only(),
             logical_block_size: logical,
             physical_block_size: own.physical_block_size.max(logical),
             ..own.clone()
@@ -254,10 +254,18 @@ impl Disk {
         &self.shared.health
     }
 
-    /// The facts of the image, as they are shown. Its `size` is that at opening; see [`Disk::size`].
+    /// The facts of the image, as they are shown. Its `size` and `read_only` are those at opening; see [`Disk::size`] and
+    /// [`Disk::is_read_only`].
     #[inline]
     pub fn info(&self) -> &Info {
         self.shown.as_deref().unwrap_or(&self.shared.medium.info)
+    }
+
+    /// Whether nothing may be written by this handle now.
+    #[inline]
+    pub fn is_read_only(&self) -> bool {
+        let is_shown_so = self.shown.as_ref().is_some_and(|info| info.read_only);
+        is_shown_so || self.shared.medium.is_read_only()
     }
 
     /// Bytes the guest sees now.
@@ -429,7 +437,7 @@ impl Disk {
 
     /// Leave the image as other programs expect it. After the last request.
     pub async fn close(&self, io: &Io) -> Result<(), Error> {
-        if self.shared.medium.info.read_only {
+        if self.shared.medium.is_read_only() {
             return Ok(());
         }
         let health = &self.shared.health;
@@ -454,7 +462,7 @@ impl Disk {
 
     /// Host caching, as the operator chose.
     pub fn cache(&self) -> CacheMode {
-        self.shared.medium.cache
+        self.shared.medium.cache()
     }
 
     /// Whether acknowledged writes may still be volatile, so that the guest has to flush.

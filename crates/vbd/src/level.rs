@@ -150,7 +150,7 @@ impl<'a> Pass<'a> {
         let inside =
             request.offset.checked_add(request.len).is_some_and(|end| end <= self.medium.size());
         let changes = !matches!(request.kind, Kind::Read | Kind::Flush);
-        inside && changes && !self.medium.info.read_only
+        inside && changes && !self.medium.is_read_only()
     }
 
     /// Note in bitmaps what is about to change: before anything does, for the server may be killed in
@@ -166,11 +166,11 @@ impl<'a> Pass<'a> {
     #[inline]
     pub(crate) fn durable(&self, request: &Request) -> bool {
         let wanted = request.fua || !self.medium.write_cache();
-        wanted && self.medium.cache.flushes()
+        wanted && self.medium.cache().flushes()
     }
 
     pub(crate) async fn flush(&self, io: &Io) -> Result<(), Error> {
-        if self.medium.cache.flushes() && !self.medium.info.read_only {
+        if self.medium.cache().flushes() && !self.medium.is_read_only() {
             let began = io.now();
             probes::flush_start();
             let end = self.flush_all(io).await;

@@ -149,7 +149,7 @@ impl Vbd {
 
     #[inline]
     fn pass<'a>(&'a self, level: &'a Level) -> Pass<'a> {
-        let read_only = self.disk.info().read_only;
+        let read_only = self.disk.is_read_only();
         Pass::new(level, &self.disk.shared.medium, &self.writers, &self.stats, read_only)
     }
 
@@ -352,7 +352,7 @@ impl Vbd {
     /// requests, for it takes two.
     pub fn lends_pages(&self, offset: u64, len: u64) -> bool {
         let stays =
-            self.level().image.epochs().is_none() && !self.disk.shared.medium.cache.direct();
+            self.level().image.epochs().is_none() && !self.disk.shared.medium.cache().direct();
         stays && !self.may_be_held() && self.moves_untouched(Kind::Read, offset, len)
     }
 

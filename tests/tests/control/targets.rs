@@ -7,7 +7,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use ringtap_tests::targets::{Source, Target, image_for};
-use ringtap_tests::{listens, patience};
+use ringtap_tests::{file_system_of, listens, patience};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -51,6 +51,27 @@ fn an_encrypted_qcow2_image_takes_copies() {
     let encrypt = json!({ "format": "luks", "key-secret": "s" });
     let node = |file: Value| json!({ "driver": "qcow2", "file": file, "encrypt": encrypt });
     takes_copies(dir.path(), &encrypted(dir.path(), "qcow2", "encrypt.", node));
+}
+
+/// What runs full is a file system of 24 MiB with what takes its room: the target needs 18 of them.
+fn runs_full(make: impl Fn(&Path) -> Target) {
+    let (dir, set_up) = (folder(), file_system_of(24, "tmpfs", &[], ""));
+    let mut source = Source::new(dir.path(), &[]);
+    let room = set_up.folder();
+    source.runs_full(|| make(room), &room.join("ballast"));
+}
+
+#[test]
+fn copies_to_a_luks_container_wait_for_room() {
+    let node = |file: Value| json!({ "driver": "luks", "file": file, "key-secret": "s" });
+    runs_full(|folder| encrypted(folder, "luks", "", node));
+}
+
+#[test]
+fn copies_to_an_encrypted_qcow2_image_wait_for_room() {
+    let encrypt = json!({ "format": "luks", "key-secret": "s" });
+    let node = |file: Value| json!({ "driver": "qcow2", "file": file, "encrypt": encrypt });
+    runs_full(|folder| encrypted(folder, "qcow2", "encrypt.", node));
 }
 
 /// QEMU's server of a raw file; killed when dropped.

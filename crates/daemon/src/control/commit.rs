@@ -138,7 +138,7 @@ impl BlockCommit {
         let new = running.new_job(&self.device, JobType::Commit, common)?;
         let of = new.disk.ok_or_else(gone)?;
         let served = running.disks.get(&of).ok_or_else(gone)?;
-        if served.vbd.info().read_only {
+        if served.vbd.is_read_only() {
             return Err(Refusal::new(format!("Node '{}' is read-only", self.device)));
         }
         let image = served.vbd.image();

@@ -156,6 +156,9 @@ impl AddExport {
                  exports show it, for a guest that comes"
             ));
         }
+        if running.pending.reopened.contains(&disk) {
+            return refuse(format!("Node '{node}' is being changed"));
+        }
         let writable = self.writable.unwrap_or(false);
         let conflict = |node: &str, user: &str| {
             refuse(format!(
@@ -187,7 +190,7 @@ impl AddExport {
                 "Node '{node}' is busy: a job of '{user}' changes images that it has, too"
             ));
         }
-        if writable && served.vbd.info().read_only {
+        if writable && served.vbd.is_read_only() {
             return refuse(format!(
                 "Node '{node}' is read-only: it has no export that is writable"
             ));
@@ -328,7 +331,7 @@ impl Running {
         let export = self.exports.iter_mut().find(|export| export.id == common.id);
         if let Some(export) = export {
             tracing::info!("the export {} is open", export.id);
-            export.writable = !common.vbd.info().read_only;
+            export.writable = !common.vbd.is_read_only();
             if common.writethrough {
                 let mut wanted = common.vbd.write_through();
                 wanted.set(true);
@@ -346,7 +349,7 @@ impl Running {
         reply: Reply<Done>,
         make: impl FnOnce(&Common) -> Result<Made, Refusal> + Send + 'static,
     ) {
-        let writable = !common.vbd.info().read_only;
+        let writable = !common.vbd.is_read_only();
         let coming = ComingExport { id: common.id.clone(), disk: common.disk, writable, grows };
         self.pending.exports.push(coming);
         let taken = common.id.clone();
@@ -368,7 +371,7 @@ impl Running {
 
     fn add_fuse(&mut self, common: Common, of: FuseOptions, reply: Reply<Done>) {
         let growable = of.growable.unwrap_or(false);
-        let read_only = common.vbd.info().read_only;
+        let read_only = common.vbd.is_read_only();
         let everybody = self.config.socket_mode;
         let alone = of.allow_other == Some(AllowOther::Off);
         let mode = if alone { everybody & 0o700 } else { everybody };

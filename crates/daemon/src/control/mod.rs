@@ -39,6 +39,7 @@ mod refusal;
 mod regions;
 mod remote;
 mod reopen;
+mod reopen_backing;
 mod reopen_named;
 mod replay;
 mod request;

@@ -86,14 +86,6 @@ impl Wish {
         Box::new(Wish { disk, ties, place, named_with_it, is_device, upon })
     }
 
-    /// The same, as it was.
-    pub(super) fn like(&self, disk: Disk) -> Box<Wish> {
-        let upon = self.upon.as_ref().map(|image| image.fork());
-        let (ties, place) = (self.ties.clone(), self.place.clone());
-        let Wish { named_with_it, is_device, .. } = *self;
-        Box::new(Wish { disk, ties, place, named_with_it, is_device, upon })
-    }
-
     /// What is to lie below it.
     pub(super) fn lies_upon<D>(
         &mut self,
@@ -172,16 +164,12 @@ impl Running {
         wish: Wish,
         vbd: Vbd,
         file: Option<Identity>,
-        was_here: bool,
     ) -> Result<(), Refusal> {
         let Wish { disk, ties, place, named_with_it, .. } = wish;
         let name = disk.node_name.clone().unwrap_or_default();
         let (path, read_only) = (disk.path.clone(), disk.options.read_only);
         let (keeps_space, cache) = (disk.keeps_space, Some(disk.options.cache));
-        let id = match was_here {
-            true => self.add_again(disk, vbd, file)?,
-            false => self.add_known(disk, vbd, file)?,
-        };
+        let id = self.add_known(disk, vbd, file)?;
         if let (Some(driver), Some(place), Some(name)) = (named_with_it, place, &ties.in_file) {
             let node =
                 FileNode { path, place, read_only, cache, keeps_space, driver, implicit: true };
@@ -212,7 +200,7 @@ impl Running {
             Box::new(move |running| {
                 names.iter().for_each(|name| _ = running.pending.nodes.remove(name));
                 wish.disk.group.iter().for_each(|group| running.pending.lets_go_of(group));
-                let end = opened.and_then(|(vbd, file)| running.has_come(*wish, vbd, file, false));
+                let end = opened.and_then(|(vbd, file)| running.has_come(*wish, vbd, file));
                 then(running, end);
             })
         });

@@ -116,7 +116,6 @@ fn depth(image: &ImageInfo) -> u64 {
 
 /// What is known of a disk without asking its file.
 pub(super) fn device(served: &Served) -> DeviceInfo {
-    let info = served.vbd.info();
     let layers = served.vbd.inspect().layers;
     let encrypted = layers.encrypted || layers.format == "luks";
     let mut image = image(layers, &served.disk.path.display().to_string());
@@ -125,7 +124,7 @@ pub(super) fn device(served: &Served) -> DeviceInfo {
     DeviceInfo {
         file: image.filename.clone(),
         node_name: served.node().to_owned(),
-        ro: info.read_only,
+        ro: served.vbd.is_read_only(),
         drv: image.format.clone(),
         backing_file: image.backing_filename.clone(),
         backing_file_depth: depth(&image),
@@ -234,7 +233,7 @@ fn others(running: &Running) -> Vec<DeviceInfo> {
             path: served.disk.path.display().to_string(),
             driver: "copy-before-write".to_owned(),
             size: served.vbd.size(),
-            read_only: served.vbd.info().read_only,
+            read_only: served.vbd.is_read_only(),
             mode: served.vbd.cache(),
         };
         Some(other(name, of))

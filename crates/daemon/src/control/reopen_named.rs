@@ -6,27 +6,46 @@
 use super::nodes::{Add, Discard, Driver, FileDriver, FileRef, PlainOptions, cache_of};
 use super::opening::DEVICE;
 use super::query::driver;
-use super::refs::NodeOr;
+use super::refs::{Backing, NodeOr};
 use super::refusal::Refusal;
 use super::shape::Done;
 use crate::graph::{FileNode, Lower};
+use crate::identity::identity;
+use crate::layers::chain;
 use crate::running::Running;
 
 fn cannot_change(option: &str) -> Refusal {
     Refusal::new(format!("Cannot change the option '{option}'"))
 }
 
+impl Add {
+    /// The file that an image of it lies in.
+    pub(super) fn file(&self) -> Option<&NodeOr<FileRef>> {
+        match &self.of {
+            Driver::Raw(PlainOptions { file, .. })
+            | Driver::Vpc(PlainOptions { file, .. })
+            | Driver::Vhdx(PlainOptions { file, .. })
+            | Driver::Vmdk(PlainOptions { file, .. }) => Some(file),
+            Driver::Qcow2(of) => Some(&of.file),
+            Driver::Luks(of) => Some(&of.file),
+            Driver::Throttle(of) => of.file.file(),
+            _ => None,
+        }
+    }
+}
+
 /// An error where it is not that image.
 fn fits(lower: &Lower, options: &Add) -> Result<(), Refusal> {
-    let (format, file) = match &options.of {
-        Driver::Raw(PlainOptions { file, .. }) => ("raw", file),
-        Driver::Vpc(PlainOptions { file, .. }) => ("vpc", file),
-        Driver::Vhdx(PlainOptions { file, .. }) => ("vhdx", file),
-        Driver::Vmdk(PlainOptions { file, .. }) => ("vmdk", file),
-        Driver::Qcow2(of) => ("qcow2", &of.file),
-        Driver::Luks(of) => ("luks", &of.file),
+    let format = match &options.of {
+        Driver::Raw(_) => "raw",
+        Driver::Vpc(_) => "vpc",
+        Driver::Vhdx(_) => "vhdx",
+        Driver::Vmdk(_) => "vmdk",
+        Driver::Qcow2(_) => "qcow2",
+        Driver::Luks(_) => "luks",
         _ => return Err(cannot_change("driver")),
     };
+    let Some(file) = options.file() else { return Err(cannot_change("driver")) };
     if format != driver(&lower.format) {
         return Err(cannot_change("driver"));
     }
@@ -62,10 +81,44 @@ fn changed(file: &FileNode, options: &Add) -> Result<FileNode, Refusal> {
 }
 
 impl Running {
+    /// An error where something else is to lie below an image than what does.
+    fn lies_so(
+        &self,
+        name: &str,
+        lower: &Lower,
+        said: Option<Backing<Add>>,
+    ) -> Result<(), Refusal> {
+        let all = self.upon(lower).map(chain).unwrap_or_default();
+        let at = all.iter().position(|file| Some(*file) == lower.file);
+        let below = at.and_then(|at| all.get(at + 1));
+        let same = match said {
+            None => true,
+            Some(Backing::Nothing) => below.is_none(),
+            Some(Backing::Of(_)) => return Err(cannot_change("backing.driver")),
+            Some(Backing::Node(wanted)) => {
+                let file = identity(&self.path_of_node(&wanted)?);
+                let above = all.get(..at.map_or(0, |at| at + 1)).unwrap_or_default();
+                if wanted == name || file.is_some_and(|file| above.contains(&file)) {
+                    return Err(Refusal::new(format!(
+                        "Making '{wanted}' a backing child of '{name}' would create a cycle"
+                    )));
+                }
+                file.is_some() && below == file.as_ref()
+            }
+        };
+        if same { Ok(()) } else { Err(cannot_change("backing")) }
+    }
+
     /// Take what is said of a name that is no disk's.
-    pub(super) fn reopen_named(&mut self, name: &str, options: &Add) -> Result<Done, Refusal> {
+    pub(super) fn reopen_named(
+        &mut self,
+        name: &str,
+        options: &Add,
+        backing: Option<Backing<Add>>,
+    ) -> Result<Done, Refusal> {
         if let Some(lower) = self.graph.lower.get(name) {
-            return fits(lower, options).map(|()| Done {});
+            fits(lower, options)?;
+            return self.lies_so(name, lower, backing).map(|()| Done {});
         }
         let Some(file) = self.graph.files.get(name) else {
             return Err(Refusal::new(format!(

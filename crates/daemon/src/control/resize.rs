@@ -33,7 +33,7 @@ impl Resize {
 /// Make a disk so large, where its image can, or has been made so.
 fn grow(disk: &Disk, vbd: &ringtap_vbd::Disk, size: u64) -> Result<(), Refusal> {
     let (now, sector) = (vbd.size(), u64::from(vbd.info().logical_block_size.max(512)));
-    if vbd.info().read_only {
+    if vbd.is_read_only() {
         return Err(Refusal::new("the disk is read-only"));
     }
     if size % sector != 0 {

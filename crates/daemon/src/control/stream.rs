@@ -153,7 +153,7 @@ impl BlockStream {
         let Some(served) = running.disks.get(&of) else {
             return refuse("the disk is gone".into());
         };
-        if served.vbd.info().read_only {
+        if served.vbd.is_read_only() {
             return refuse(format!("Node '{}' is read-only", self.device));
         }
         let base = match (&self.base, &self.base_node, &self.bottom) {

@@ -12,7 +12,7 @@ impl Running {
     }
 
     /// Who changes a disk's image.
-    fn who_changes(&self, disk: DiskId) -> Option<String> {
+    pub(super) fn who_changes(&self, disk: DiskId) -> Option<String> {
         if !self.pending.changing.contains(&disk) {
             return None;
         }

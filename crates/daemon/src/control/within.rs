@@ -16,7 +16,7 @@ use crate::running::Running;
 
 impl Add {
     /// What lies below it, where something can.
-    fn backing(&mut self) -> Option<&mut Option<Backing<Add>>> {
+    pub(super) fn backing(&mut self) -> Option<&mut Option<Backing<Add>>> {
         match &mut self.of {
             Driver::Qcow2(Qcow2Options { below, .. }) => Some(below),
             Driver::Throttle(ThrottleOptions { file, .. }) => file.backing(),

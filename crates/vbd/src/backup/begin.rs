@@ -110,7 +110,7 @@ impl Backup {
         if target < disk {
             return Err(MirrorError::Size { target, disk, wanted: "as large" });
         }
-        if self.to.info().read_only { Err(MirrorError::ReadOnly) } else { Ok(()) }
+        if self.to.is_read_only() { Err(MirrorError::ReadOnly) } else { Ok(()) }
     }
 
     fn keep(&self, size: u64) -> Moment {

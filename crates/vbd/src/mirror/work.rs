@@ -206,7 +206,7 @@ impl Work {
         if ending == Ending::Pivot && target != disk {
             return wrong("just as large");
         }
-        if self.mirror.to.info().read_only { Err(MirrorError::ReadOnly) } else { Ok(()) }
+        if self.mirror.to.is_read_only() { Err(MirrorError::ReadOnly) } else { Ok(()) }
     }
 
     /// Whether all is still as it was when the job began; the target grows as the disk does.
