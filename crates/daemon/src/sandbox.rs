@@ -127,7 +127,15 @@ pub(crate) fn confine(config: &Config) -> Result<Confined, Error> {
     }
     let (stores, allow): (Vec<&PathBuf>, Vec<&PathBuf>) =
         allow.iter().partition(|name| is_store(name));
-    let usual = everywhere_but_the_systems();
+    let usual = everywhere_but_the_systems().unwrap_or_else(|error| {
+        if allow.is_empty() {
+            tracing::warn!(
+                "cannot list / to find folders where images may lie: {error}; images that are named later are not reached: name their \
+                 folders by --allow, or have the profile of AppArmor allow it, as contrib/apparmor/ringtap does"
+            );
+        }
+        vec![]
+    });
     let wide: Vec<PathBuf> = match allow.is_empty() {
         true => usual.clone(),
         false => allow.into_iter().cloned().collect(),

@@ -167,7 +167,10 @@ fn open_files() -> Vec<(OwnedFd, BitFlags<AccessFs>)> {
 
 /// Folders in which an operator's images may lie: all but those of the system itself, hidden folders of users, and
 /// what runs there (/run). Links are those folders that they lead to.
-pub fn everywhere_but_the_systems() -> Vec<PathBuf> {
+///
+/// # Errors
+/// Where it is not shown which folders there are.
+pub fn everywhere_but_the_systems() -> std::io::Result<Vec<PathBuf>> {
     const SYSTEMS: [&str; 14] = [
         "bin",
         "boot",
@@ -194,6 +197,7 @@ pub fn everywhere_but_the_systems() -> Vec<PathBuf> {
     let unhidden = |folder: &str| {
         entries(folder).into_iter().filter(|(name, _)| !name.starts_with('.')).map(|(_, path)| path)
     };
+    fs::read_dir("/")?;
     let mut all = vec![];
     for (name, path) in entries("/") {
         match &*name {
@@ -214,7 +218,7 @@ pub fn everywhere_but_the_systems() -> Vec<PathBuf> {
             _ => all.push(path),
         }
     }
-    all
+    Ok(all)
 }
 
 #[cfg(test)]
@@ -225,7 +229,7 @@ mod tests {
 
     #[test]
     fn the_systems_own_folders_are_not_where_images_lie() {
-        let all = everywhere_but_the_systems();
+        let all = everywhere_but_the_systems().expect("/ is listed");
         let has = |path: &str| all.iter().any(|folder| Path::new(path).starts_with(folder));
         assert!(has("/tmp/a.qcow2") && has("/var/tmp/a") && has("/dev/vg/a"));
         for path in ["/etc/shadow", "/usr/bin/sh", "/proc/1/mem", "/run/docker.sock", "/var/log/a"]

@@ -100,7 +100,12 @@ impl Bench {
 
     /// Put the program there, as another file.
     pub fn install_a_copy(&self) {
-        self.put(&|next| _ = fs::copy(RINGTAP, next).expect("the program"));
+        self.install_file(Path::new(RINGTAP));
+    }
+
+    /// Put another program there.
+    pub fn install_file(&self, program: &Path) {
+        self.put(&|next| _ = fs::copy(program, next).expect("the program"));
     }
 
     /// Put a script there.
@@ -160,7 +165,12 @@ impl Bench {
     pub fn upgrade(&mut self, of: &str) -> u32 {
         let output =
             self.command(&format!("upgrade {of} --output json")).output().expect("it runs");
-        assert!(output.status.success(), "{}\n{}", said(&output), self.log());
+        self.followed_by(&output)
+    }
+
+    /// The process that serves from now on, as `ringtap upgrade --output json` has said.
+    pub fn followed_by(&mut self, output: &Output) -> u32 {
+        assert!(output.status.success(), "{}\n{}", said(output), self.log());
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         let digits: String = text.chars().filter(char::is_ascii_digit).collect();
         let pid = digits.parse().expect("a process");

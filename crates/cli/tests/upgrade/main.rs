@@ -12,6 +12,7 @@ mod handshakes;
 mod jobs;
 mod mirrors;
 mod names;
+mod older;
 mod policies;
 mod said;
 mod silent;

@@ -92,7 +92,8 @@ impl Channel {
         self.send(kind, "", &files)
     }
 
-    /// Hear what the other says by then; nothing where it has gone.
+    /// Hear what the other says by then; nothing where it has gone. An error of the kind `ConnectionReset` where it has gone without
+    /// having heard all that was said to it.
     pub(super) fn receive(&self, until: Option<Instant>) -> io::Result<Option<Message>> {
         let mut head = [0; 16];
         if !self.fill(&mut head, &mut vec![], until)? {
@@ -137,8 +138,6 @@ impl Channel {
                 Ok(message) => got += message.bytes,
                 Err(rustix::io::Errno::INTR) => {}
                 Err(rustix::io::Errno::AGAIN) => return Err(io::ErrorKind::TimedOut.into()),
-                // It ended with something unread.
-                Err(rustix::io::Errno::CONNRESET) => return Ok(false),
                 Err(error) => return Err(error.into()),
             }
             for message in ancillary.drain() {

@@ -85,10 +85,11 @@ fn hand_over(running: &mut Running, wish: &Wish) -> Result<u32, Error> {
     // They would be greeted here, and cut off.
     let newcomers = running.newcomers.have_wait();
     let (state, files) = running.state()?;
-    let mut next = Next::start(wish)?;
+    let body = encode(&state).map_err(failed)?;
+    let mut next = Next::start(wish, state)?;
     tracing::info!("handing over to process {}, which prepares", next.process.id());
     let files: Vec<&dyn AsFd> = files.iter().map(|file| file as &dyn AsFd).collect();
-    next.tell(Kind::State, &encode(&state).map_err(failed)?, &files)?;
+    next.tell(Kind::State, &body, &files)?;
     let patience = wish.patience.unwrap_or(PATIENCE);
     next.expect(Kind::Ready, patience)?;
     storage::settle(running, patience.max(PAUSE)).map_err(failed)?;
@@ -157,11 +158,13 @@ fn hand_over(running: &mut Running, wish: &Wish) -> Result<u32, Error> {
 struct Next {
     process: ringtap_sandbox::Next,
     channel: Channel,
+    /// What it is told.
+    state: State,
     goes_on: bool,
 }
 
 impl Next {
-    fn start(wish: &Wish) -> Result<Next, Error> {
+    fn start(wish: &Wish, state: State) -> Result<Next, Error> {
         let binary = match &wish.binary {
             Some(path) => path.clone(),
             None => own_path().map_err(|error| {
@@ -173,7 +176,7 @@ impl Next {
         let chosen = wish.binary.as_ref().map(|_| wish.asker.unwrap_or(0));
         let started = ringtap_sandbox::Next::start(&binary, chosen, CHANNEL);
         let (process, channel) = started.map_err(failed)?;
-        let next = Next { process, channel: Channel(channel), goes_on: false };
+        let next = Next { process, channel: Channel(channel), state, goes_on: false };
         let channel = &next.channel.0;
         channel.set_write_timeout(Some(PAUSE)).map_err(failed)?;
         let mut under_way = lock(&UNDER_WAY);
@@ -194,17 +197,27 @@ impl Next {
     /// Wait until it says that.
     fn expect(&mut self, kind: Kind, patience: Duration) -> Result<(), Error> {
         let said = self.channel.receive(Some(Instant::now() + patience));
-        match said {
+        let is_reset = |error: &io::Error| error.kind() == io::ErrorKind::ConnectionReset;
+        let unheard = said.as_ref().is_err_and(is_reset);
+        let has_not_looked = kind == Kind::State || (kind == Kind::Ready && unheard);
+        match if unheard { Ok(None) } else { said } {
             Ok(Some(message)) if message.kind == kind => Ok(()),
             Ok(Some(message)) if message.kind == Kind::Failed => {
-                Err(failed(format!("the new process cannot take over: {}", message.text)))
+                let why = message.text;
+                let cure = self.state.what_to_do(&why).map(|cure| format!("; {cure}"));
+                let cure = cure.unwrap_or_default();
+                Err(failed(format!("the new process cannot take over: {why}{cure}")))
             }
             Ok(Some(message)) => Err(failed(format!(
                 "the new process says {:?} where {kind:?} is due",
                 message.kind
             ))),
             Ok(None) if is_told_to_end() => Err(failed(ENDS)),
-            Ok(None) => Err(failed(format!("the new process has ended: {}", self.how_it_ended()))),
+            Ok(None) => {
+                let how = self.how_it_ended();
+                let cure = if has_not_looked { KNOWS_NONE } else { "" };
+                Err(failed(format!("the new process has ended: {how}{cure}")))
+            }
             Err(error) if error.kind() == io::ErrorKind::TimedOut => {
                 Err(failed(format!("the new process was not done after {} s", patience.as_secs())))
             }
@@ -247,6 +260,9 @@ impl Next {
     }
 }
 
+/// Of a program that knows of no handover, too: it begins as a server of its own, and finds images and sockets in use.
+const KNOWS_NONE: &str = ". It has not looked at what it was to take over; a program from before `ringtap upgrade` \
+                          never does: to go back to one, stop this server and start that program";
 const ENDS: &str = "this server is told to end: no other takes over";
 
 fn is_told_to_end() -> bool {

@@ -1,7 +1,8 @@
 //! What a server passes to the next: as JSON behind a line that says of which version it is, how long, and its checksum.
 //!
 //! Versions are read for ever: `tests/handover` has some of each. What is new in a version is optional, with a default; where
-//! there is something that an older program could not do without the version is higher, so that it refuses. Version 2 has jobs, version 3 backups, version 4
+//! there is something that an older program could not do without the version is higher, so that it refuses. Version 2 has jobs (and block devices, which
+//! programs know that read it), version 3 backups, version 4
 //! those that go by a bitmap, version 5 names given at run time, version 6 certificates among them, NBD
 //! servers that show nothing, bitmaps that are kept nowhere, jobs that do not end where they meet an error, and
 //! disks opened with `backing`, version 7 backups whose checkpoint goes where they fail, version 8 those that only keep their
@@ -14,8 +15,9 @@ use serde::{Deserialize, Serialize};
 
 use super::names::Names;
 
-/// The newest that is read, and what is written where nothing needs it.
-const NEWEST: u32 = 9;
+/// The newest that is read.
+const NEWEST: u32 = WITH_ENDED;
+const WITH_ENDED: u32 = 9;
 const WITH_MOMENTS: u32 = 8;
 const WITH_CHECKPOINTS: u32 = 7;
 const WITH_CERTIFICATES: u32 = 6;
@@ -23,7 +25,11 @@ const WITH_NAMES: u32 = 5;
 const WITH_BITMAPS: u32 = 4;
 const WITH_BACKUPS: u32 = 3;
 const WITH_JOBS: u32 = 2;
+/// What is written where nothing needs more.
 const PLAIN: u32 = 1;
+/// How all programs begin to say that they do not read a version, and how they go on.
+const OF_VERSION: &str = "its state is of version ";
+const READS: &str = ", and this program reads ";
 const FORMAT: &str = "ringtap-handover";
 
 /// Everything but connections: what the next server prepares from while this one serves. Descriptors are named by their
@@ -308,24 +314,62 @@ fn version(jobs: bool, backups: bool, by_bitmaps: bool) -> u32 {
     }
 }
 
+impl State {
+    /// What programs do not know that read less than a version, each with that version and what may be done about it.
+    fn needs(&self) -> Vec<(u32, String)> {
+        let jobs = "wait for their end, or cancel them";
+        let ended: Vec<String> = self.ended.iter().map(|job| job.id.clone()).collect();
+        let devices: Vec<String> = self.devices.iter().map(|it| it.disk.clone()).collect();
+        let lists = [
+            (WITH_ENDED, "jobs that have ended", &ended, "dismiss them (job-dismiss)"),
+            (WITH_MOMENTS, "backups that keep their moment", &self.moments, jobs),
+            (WITH_CHECKPOINTS, "backups with a checkpoint of their own", &self.checkpoints, jobs),
+            (WITH_CERTIFICATES, "jobs told what to do about errors", &self.meet_errors, jobs),
+            (
+                WITH_CERTIFICATES,
+                "disks with bitmaps that are not persistent",
+                &self.bitmaps,
+                "remove these bitmaps",
+            ),
+            (WITH_BITMAPS, "backups by a bitmap", &self.by_bitmaps, jobs),
+            (WITH_BACKUPS, "backups", &self.backups, jobs),
+            (WITH_JOBS, "jobs at work", &self.jobs, jobs),
+            (WITH_JOBS, "block devices by ublk", &devices, "take these exports away"),
+        ];
+        let some = lists.into_iter().filter(|(_, _, ids, _)| !ids.is_empty());
+        let some = some.map(|(version, what, ids, cure)| {
+            (version, format!("{what} ({}): {cure}", ids.join(", ")))
+        });
+        let names = match (self.names.are_newest(), self.names.are_new()) {
+            (true, _) => Some(WITH_CERTIFICATES),
+            (false, true) => Some(WITH_NAMES),
+            (false, false) => None,
+        };
+        let what = "what was named at run time (images, files, secrets, certificates): remove it";
+        let names = names.map(|version| (version, what.to_owned()));
+        some.chain(names).collect()
+    }
+
+    /// What to do where a program refuses that reads less: it says so in these words, of whatever version it is. Nothing
+    /// where it says something else.
+    pub(super) fn what_to_do(&self, why: &str) -> Option<String> {
+        let (version, reads) = why.strip_prefix(OF_VERSION)?.split_once(READS)?;
+        let newest: u32 = reads.rsplit(' ').next()?.parse().ok()?;
+        if version.parse() != Ok(self.version()) {
+            return None;
+        }
+        let lacks = self.needs().into_iter().filter(|(version, _)| *version > newest);
+        let lacks: Vec<String> = lacks.map(|(_, what)| what).collect();
+        let lacks = lacks.join("; ");
+        Some(format!(
+            "what it does not know is here: {lacks}; then try again, or by a later program"
+        ))
+    }
+}
+
 impl Versioned for State {
     fn version(&self) -> u32 {
-        if !self.ended.is_empty() {
-            return NEWEST;
-        }
-        match (self.moments.is_empty(), self.checkpoints.is_empty()) {
-            (false, _) => return WITH_MOMENTS,
-            (true, false) => return WITH_CHECKPOINTS,
-            (true, true) => {}
-        }
-        let later =
-            self.names.are_newest() || !self.bitmaps.is_empty() || !self.meet_errors.is_empty();
-        match (later, self.names.are_new()) {
-            (true, _) => return WITH_CERTIFICATES,
-            (false, true) => return WITH_NAMES,
-            (false, false) => {}
-        }
-        version(!self.jobs.is_empty(), !self.backups.is_empty(), !self.by_bitmaps.is_empty())
+        self.needs().into_iter().map(|(version, _)| version).max().unwrap_or(PLAIN)
     }
 }
 
@@ -405,9 +449,7 @@ pub(crate) fn decode<T: DeserializeOwned>(text: &[u8]) -> Result<T, String> {
         return Err(format!("its state begins with {head:?}"));
     };
     if !version.parse().is_ok_and(|version| (PLAIN..=NEWEST).contains(&version)) {
-        return Err(format!(
-            "its state is of version {version}, and this program reads {PLAIN} to {NEWEST}"
-        ));
+        return Err(format!("{OF_VERSION}{version}{READS}{PLAIN} to {NEWEST}"));
     }
     if len.parse() != Ok(body.len()) {
         return Err(format!("its state has {} bytes, and says {len}", body.len()));

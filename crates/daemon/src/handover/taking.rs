@@ -229,7 +229,10 @@ impl Taking {
 
 fn receive(channel: &Channel, kind: Kind) -> Result<(Vec<u8>, Files), String> {
     // The server before this one kills whoever takes too long.
-    let said = channel.receive(None).map_err(|error| error.to_string())?;
+    let said = channel.receive(None).or_else(|error| match error.kind() {
+        std::io::ErrorKind::ConnectionReset => Ok(None),
+        _ => Err(error.to_string()),
+    })?;
     let said = said.ok_or("the server before this one has given up")?;
     if said.kind != kind {
         return Err(format!("it says {:?} where {kind:?} is due", said.kind));

@@ -296,10 +296,36 @@ fn what_was_stored_is_read_for_ever() {
     // What has come since.
     let devices = vec![DeviceState { disk: "a".into(), number: 7 }];
     let newer = State { devices, ..state };
+    // Programs that read the first version alone do not know of devices.
+    assert_eq!(newer.version(), WITH_JOBS);
     assert_eq!(encode(&newer).and_then(|text| decode(&text)), Ok(newer));
     let newer = Connections { control: vec![5, 6], ..self::connections() };
     assert_eq!(encode(&newer).and_then(|text| decode(&text)), Ok(newer));
     assert_eq!(hex::decode(&connections.vhost_user[0].messages[1].payload), Ok(vec![0, 1, 0xfe]));
+}
+
+#[test]
+fn what_an_older_program_does_not_read_is_named_with_what_to_do() {
+    let why = |version: u32, reads: &str| {
+        format!("its state is of version {version}, and this program reads {reads}")
+    };
+    // As programs have said it that read one version, and several.
+    let said = with_ended_jobs().what_to_do(&why(9, "1 to 8")).expect("it is known");
+    assert!(said.contains("jobs that have ended (w, f): dismiss them (job-dismiss)"), "{said}");
+    let said = with_a_bitmap().0.what_to_do(&why(4, "1")).expect("it is known");
+    assert!(said.contains("by a bitmap (s)") && said.contains("jobs at work (s)"), "{said}");
+    let said = with_a_bitmap().0.what_to_do(&why(4, "1 to 3")).expect("it is known");
+    assert!(said.contains("by a bitmap (s)") && !said.contains("jobs at work"), "{said}");
+    assert!(with_certificates().what_to_do(&why(6, "1 to 5")).expect("it").contains("run time"));
+    assert_eq!(with_ended_jobs().what_to_do(&why(8, "1 to 7")), None);
+    assert_eq!(with_ended_jobs().what_to_do("the image is locked"), None);
+    // All there is in a state of another version than the first is told of.
+    let devices = vec![DeviceState { disk: "a".into(), number: 7 }];
+    let shown = State { devices, ..state() };
+    for state in [with_jobs().0, with_names(), with_a_checkpoint(), with_a_moment().0, shown] {
+        let said = state.what_to_do(&why(state.version(), "1"));
+        assert!(state.version() > PLAIN && said.is_some_and(|said| said.contains(": ")));
+    }
 }
 
 #[test]
