@@ -183,7 +183,9 @@ impl Source {
         let guest = Guest::begin(self);
         self.add(target);
         let bitmap = json!({ "node": "a", "name": "b" });
-        let backup = json!({ "job-id": "j", "device": "a", "target": "t", "sync": "full", "auto-dismiss": false });
+        // The machine may be busy with other tests: no write is too slow here.
+        let patience = 60_000;
+        let backup = json!({ "job-id": "j", "device": "a", "target": "t", "sync": "full", "auto-dismiss": false, "__ringtap_guest-timeout": patience });
         let actions = [
             json!({ "type": "block-dirty-bitmap-add", "data": bitmap }),
             json!({ "type": "blockdev-backup", "data": backup }),
@@ -192,7 +194,8 @@ impl Source {
         assert_eq!(self.ended(), Value::Null);
         thread::sleep(Duration::from_millis(300));
         guest.ends_well();
-        self.begin("blockdev-backup", "incremental", json!({ "bitmap": "b" }));
+        let more = json!({ "bitmap": "b", "__ringtap_guest-timeout": patience });
+        self.begin("blockdev-backup", "incremental", more);
         assert_eq!(self.ended(), Value::Null);
         self.control.ok("block-dirty-bitmap-remove", bitmap);
         self.is_copied(target);
